@@ -1,0 +1,1 @@
+"""Holdfast: a serving engine for hybrid language models."""

@@ -1,0 +1,91 @@
+"""The two messages between the columns: a StepPlan down, a StepResult up. Nothing else is shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ids import Page, Row, Slot
+from .request import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True)
+class RowStart:
+    """A request takes a row. Its tokens, sampling and cursors are written to the device tables, once."""
+
+    row: Row
+    generation: int
+    tokens: tuple[int, ...]
+    own_slot: Slot
+    read_slot: Slot
+    base: int
+    """Position of the checkpoint in read_slot; 0 means the zero state, and read_slot is not read."""
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """Tokens that one row absorbs in this step. Where it stands is the device's to know."""
+
+    row: Row
+    generation: int
+    tokens: int
+    """0 is legal: the row only folds, and publishes if it holds a grant."""
+    sample: bool
+    """The last of these tokens is the last one known: choose the next."""
+    position: int
+    """Where the host expects the row to stand. A reservation, for sizing and checking; it addresses nothing."""
+
+
+@dataclass(frozen=True)
+class PageMap:
+    """Page number `ordinal` of a row's context is stored in `page`."""
+
+    row: Row
+    ordinal: int
+    page: Page
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The fold of `row` that reaches position `line` goes to `slot`, and stays there."""
+
+    row: Row
+    generation: int
+    slot: Slot
+    line: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    step: int
+    starts: tuple[RowStart, ...] = ()
+    pages: tuple[PageMap, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    """At most one outstanding per row, kept on the device until a fold passes its line."""
+    exports: tuple[Grant, ...] = ()
+    """Further lines of a long run, used in this step or reported missed."""
+    work: tuple[RowWork, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(w.tokens for w in self.work)
+
+
+@dataclass(frozen=True)
+class RowResult:
+    row: Row
+    generation: int
+    position: int
+    """Tokens absorbed and certain, as the device's cursor has it."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    step: int
+    rows: tuple[RowResult, ...] = ()
+    used: tuple[Grant, ...] = ()
+    missed: tuple[Grant, ...] = ()
+    seconds: float = 0.0
