@@ -1,0 +1,1 @@
+"""Tensor parallelism: groups of ranks, and how weights are divided among them."""

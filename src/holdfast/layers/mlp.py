@@ -1,0 +1,22 @@
+"""The gated feed-forward block."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .batch import Build
+from .linear import Linear
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))"""
+
+    def __init__(self, build: Build, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.gate_proj = Linear(build, hidden, inner, split="out")
+        self.up_proj = Linear(build, hidden, inner, split="out")
+        self.down_proj = Linear(build, inner, hidden, split="in")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.ops.silu(self.gate_proj(x)) * self.up_proj(x))

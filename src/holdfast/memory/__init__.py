@@ -1,0 +1,1 @@
+"""Device bytes: what a layer keeps between steps, declared by name."""

@@ -1,0 +1,55 @@
+"""Paged keys and values, for attention layers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..config import Limits
+from ..plan import PageMap, RowStart
+from .spec import KVSpec
+
+
+class KVPool:
+    """layers  {layer name: (keys, values)}, each [pages + 1, page_size, heads, head_dim]; page 0 is padding
+    table   [rows + 1, ordinals]: where each page of a row's context is stored
+    """
+
+    def __init__(self, specs: Mapping[str, KVSpec], limits: Limits, device: torch.device) -> None:
+        self.layers: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, spec in specs.items():
+            shape = (limits.num_pages + 1, limits.page_size, spec.heads, spec.head_dim)
+            self.layers[name] = (
+                torch.zeros(shape, dtype=spec.dtype, device=device),
+                torch.zeros(shape, dtype=spec.dtype, device=device),
+            )
+        self.table = torch.zeros(limits.max_num_seqs + 1, limits.pages_per_row, dtype=torch.int32, device=device)
+
+    def start(self, starts: tuple[RowStart, ...]) -> None:
+        """A new tenant must not find the last one's pages."""
+        for start in starts:
+            self.table[start.row] = 0
+
+    def map(self, pages: tuple[PageMap, ...]) -> None:
+        if not pages:
+            return
+        rows, ordinals, stored = zip(*((p.row, p.ordinal, p.page) for p in pages), strict=True)
+        device = self.table.device
+        where = (torch.tensor(rows, device=device), torch.tensor(ordinals, device=device))
+        self.table[where] = torch.tensor(stored, dtype=torch.int32, device=device)
+
+    def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy keys and values between positions of a row: what a tree's accepted path needs.
+
+        rows, source, target  [n]; all sources are read before any target is written
+        """
+        for stored in (part for layer in self.layers.values() for part in layer):
+            size = stored.shape[1]
+            read = stored[self.table[rows, source // size].long(), source % size]
+            stored[self.table[rows, target // size].long(), target % size] = read
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for layer in self.layers.values() for part in layer)

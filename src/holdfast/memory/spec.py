@@ -1,0 +1,78 @@
+"""What a layer keeps between steps. Pools, sizing and the sanitizer derive from it; nothing else knows shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..config import ring_capacity
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Named axes. `sizes` are in logical order; `order` says how the kernels want them stored."""
+
+    sizes: Mapping[str, int]
+    dtype: torch.dtype
+    order: tuple[str, ...] = ()
+    sharded: str | None = None
+    """The axis that a tensor-parallel group divides; `sizes` already hold this rank's part."""
+
+    def __post_init__(self) -> None:
+        if self.order and sorted(self.order) != sorted(self.sizes):
+            raise ValueError(f"order {self.order} does not name the axes {tuple(self.sizes)}")
+        if self.sharded is not None and self.sharded not in self.sizes:
+            raise ValueError(f"sharded axis {self.sharded!r} is not one of {tuple(self.sizes)}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As stored."""
+        return tuple(self.sizes[axis] for axis in (self.order or self.sizes))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """A causal convolution's inputs: width - 1 of them beside a checkpoint, a few more in the row's ring."""
+
+    channels: int
+    width: int
+    dtype: torch.dtype
+    sharded: bool = True
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A recurrent layer's state, by name: any number of convolutions, perhaps a temporal state with its entries."""
+
+    conv: Mapping[str, ConvSpec] = field(default_factory=dict)
+    temporal: TensorSpec | None = None
+    entry: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    def slot_bytes(self) -> int:
+        """One checkpoint of this layer."""
+        conv = sum((c.width - 1) * c.channels * c.dtype.itemsize for c in self.conv.values())
+        return conv + (self.temporal.nbytes if self.temporal else 0)
+
+    def row_bytes(self, journal_capacity: int, max_window: int) -> int:
+        """Journal and rings of one running request."""
+        rings = sum(ring_capacity(c.width, max_window) * c.channels * c.dtype.itemsize for c in self.conv.values())
+        return rings + journal_capacity * sum(e.nbytes for e in self.entry.values())
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """An attention layer's keys and values."""
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def page_bytes(self, page_size: int) -> int:
+        return 2 * page_size * self.heads * self.head_dim * self.dtype.itemsize

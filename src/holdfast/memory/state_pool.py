@@ -1,0 +1,196 @@
+"""Recurrent state as checkpoint + journal: the bytes, and the cursors that say what they mean.
+
+    state(position) = fold(checkpoint at base, entries base .. position - 1)        position = base + length
+
+Checkpoints are addressed by slot, journals and rings by row. Layers read and write through the StateStep that
+`begin` makes and `commit` ends; only `start`, `grant` and `commit` move a cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..config import Limits
+from ..ops.step import ConvState, Export, StateStep, TemporalState, Tree
+from ..plan import Grant, RowStart
+from .spec import ConvSpec, StateSpec
+
+
+@dataclass(frozen=True)
+class LayerState:
+    conv: dict[str, ConvState] = field(default_factory=dict)
+    temporal: TemporalState | None = None
+
+    def saved(self) -> dict[str, Tensor]:
+        """Every tensor indexed by slot, by name."""
+        held = {f"conv.{name}": conv.saved for name, conv in self.conv.items()}
+        return held if self.temporal is None else {**held, "temporal": self.temporal.saved}
+
+    def rings(self) -> dict[str, Tensor]:
+        """Every tensor indexed by row and position, by name."""
+        held = {f"conv.{name}": conv.ring for name, conv in self.conv.items()}
+        return held if self.temporal is None else {**held, **self.temporal.journal}
+
+
+@dataclass(frozen=True)
+class Cursors:
+    """One value per row; row 0 is padding and stays as it is."""
+
+    own_slot: Tensor
+    read_slot: Tensor
+    base: Tensor
+    length: Tensor
+    grant_slot: Tensor
+    grant_line: Tensor
+
+    @staticmethod
+    def allocate(rows: int, device: torch.device) -> Cursors:
+        return Cursors(*(torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(6)))
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Per lane: where the row stands now, and what became of its grant."""
+
+    position: Tensor
+    used: Tensor
+    missed: Tensor
+
+
+class StatePool:
+    def __init__(self, specs: Mapping[str, StateSpec], limits: Limits, device: torch.device) -> None:
+        self.grid = limits.fold_every
+        self.cursors = Cursors.allocate(limits.max_num_seqs, device)
+        self.layers = {name: _allocate(spec, limits, device) for name, spec in specs.items()}
+
+    # --- between steps: what the plan says ---
+
+    def start(self, starts: tuple[RowStart, ...]) -> None:
+        for start in starts:
+            self.cursors.own_slot[start.row] = start.own_slot
+            self.cursors.read_slot[start.row] = start.read_slot
+            self.cursors.base[start.row] = start.base
+            for other in (self.cursors.length, self.cursors.grant_slot, self.cursors.grant_line):
+                other[start.row] = 0
+
+    def grant(self, grants: tuple[Grant, ...]) -> None:
+        for grant in grants:
+            self.cursors.grant_slot[grant.row] = grant.slot
+            self.cursors.grant_line[grant.row] = grant.line
+
+    # --- one step ---
+
+    def begin(
+        self,
+        *,
+        rows: Tensor,
+        counts: Tensor,
+        offsets: Tensor,
+        num_windows: int,
+        longest_window: int,
+        exports: tuple[Export, ...] = (),
+        tree: Tree | None = None,
+    ) -> StateStep:
+        """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
+        at = self.cursors
+        base, position = at.base[rows], at.base[rows] + at.length[rows]
+        window = torch.arange(len(rows), device=rows.device) < num_windows
+        after_window = base + self.grid * (at.length[rows] >= self.grid)
+        after_run = (position + counts) // self.grid * self.grid
+        end_base = torch.where(rows > 0, torch.where(window, after_window, after_run), base)
+        return StateStep(
+            rows=rows,
+            counts=counts,
+            offsets=offsets,
+            position=position,
+            base=base,
+            read_slot=at.read_slot[rows],
+            end_base=end_base,
+            write_slot=torch.where(self._granted(rows, end_base), at.grant_slot[rows], at.own_slot[rows]),
+            num_windows=num_windows,
+            longest_window=longest_window,
+            grid=self.grid,
+            exports=exports,
+            tree=tree,
+        )
+
+    def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
+        """Tree windows: the entries of the accepted nodes move to the positions they now hold.
+
+        path  [windows, T]: accepted nodes from the root down; those from `accepted` on are ignored
+        """
+        moves = moves_along(step, path, accepted)
+        for ring in (ring for layer in self.layers.values() for ring in layer.rings().values()):
+            size = ring.shape[1]
+            ring[moves.rows, moves.target % size] = ring[moves.rows, moves.source % size]
+
+    def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
+        """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
+        at, lanes = self.cursors, step.rows.nonzero().flatten()
+        folded = step.end_base > step.base
+        granted = self._granted(step.rows, step.end_base)
+        passed = (at.grant_slot[step.rows] > 0) & (at.grant_line[step.rows] <= step.end_base)
+        position = step.position + torch.where(step.rows > 0, accepted, 0)
+        used, missed = granted & folded, passed & ~(granted & folded)
+
+        rows = step.rows[lanes]
+        at.read_slot[rows] = torch.where(folded, step.write_slot, step.read_slot)[lanes]
+        at.base[rows] = step.end_base[lanes]
+        at.length[rows] = (position - step.end_base)[lanes]
+        at.grant_slot[rows] = torch.where(passed, 0, at.grant_slot[step.rows])[lanes]
+        at.grant_line[rows] = torch.where(passed, 0, at.grant_line[step.rows])[lanes]
+        return Committed(position=position, used=used, missed=missed)
+
+    def _granted(self, rows: Tensor, line: Tensor) -> Tensor:
+        return (self.cursors.grant_slot[rows] > 0) & (self.cursors.grant_line[rows] == line)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(t.nbytes for layer in self.layers.values() for t in layer.saved().values())
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(t.nbytes for layer in self.layers.values() for t in layer.rings().values())
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Entries of `rows` to be moved from position `source` to position `target`, all read before any write."""
+
+    rows: Tensor
+    source: Tensor
+    target: Tensor
+
+
+def moves_along(step: StateStep, path: Tensor, accepted: Tensor) -> Moves:
+    lanes = slice(0, step.num_windows)
+    place = torch.arange(path.shape[1], device=path.device).expand_as(path)
+    kept = (place < accepted[lanes, None]) & (step.rows[lanes, None] > 0) & (path != place)
+    lane, place = kept.nonzero(as_tuple=True)
+    start = step.position[lanes][lane]
+    return Moves(rows=step.rows[lanes][lane], source=start + path[lane, place], target=start + place)
+
+
+def _allocate(spec: StateSpec, limits: Limits, device: torch.device) -> LayerState:
+    slots, rows = limits.num_slots + 1, limits.max_num_seqs + 1
+
+    def conv(c: ConvSpec) -> ConvState:
+        return ConvState(
+            saved=torch.zeros(slots, c.width - 1, c.channels, dtype=c.dtype, device=device),
+            ring=torch.zeros(rows, limits.ring_capacity(c.width), c.channels, dtype=c.dtype, device=device),
+        )
+
+    temporal = None
+    if spec.temporal is not None:
+        temporal = TemporalState(
+            saved=torch.zeros(slots, *spec.temporal.shape, dtype=spec.temporal.dtype, device=device),
+            journal={
+                name: torch.zeros(rows, limits.journal_capacity, *e.shape, dtype=e.dtype, device=device)
+                for name, e in spec.entry.items()
+            },
+        )
+    return LayerState(conv={name: conv(c) for name, c in spec.conv.items()}, temporal=temporal)

@@ -1,0 +1,1 @@
+"""One file per architecture, and what they share: base, registry, loader."""

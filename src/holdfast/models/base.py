@@ -1,0 +1,92 @@
+"""What every architecture here is: blocks of mixer and feed-forward between an embedding and a head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..config import ModelFacts
+from ..layers.batch import Batch, Build
+from ..layers.linear import Embedding, Linear, RMSNorm
+from ..memory.spec import KVSpec, StateSpec
+
+Rules = Sequence[tuple[str, str | None]]
+"""(pattern of a name in the files, the parameter's name here or None if it is not used), the first match wins."""
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x))"""
+
+    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mixer_norm, self.mixer = mixer_norm, mixer
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), batch)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class CausalLM(nn.Module):
+    def __init__(
+        self, build: Build, facts: ModelFacts, hidden: int, blocks: list[Block], norm: RMSNorm, *, tied: bool
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.embed = Embedding(build, facts.vocab_size, hidden)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.head = None if tied else Linear(build, hidden, facts.vocab_size)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states [tokens, hidden], normed."""
+        x = self.embed(batch.tokens)
+        for block in self.blocks:
+            x = block(x, batch)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self.head is None:
+            return self.ops.linear(hidden, self.embed.weight)
+        return self.head(hidden)
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
+        return {m.name: m.state_spec for m in self.modules() if isinstance(getattr(m, "state_spec", None), StateSpec)}  # type: ignore[misc]
+
+    def kv_specs(self) -> dict[str, KVSpec]:
+        return {m.name: m.kv_spec for m in self.modules() if isinstance(getattr(m, "kv_spec", None), KVSpec)}  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to read a config, build the model it describes, and name its weights.
+
+    parse   hub config -> this architecture's own frozen config
+    facts   what the engine sizes itself by
+    build   the model, its weights not yet loaded
+    rules   the weight map
+    """
+
+    parse: Callable[[Mapping[str, Any]], Any]
+    facts: Callable[[Any], ModelFacts]
+    build: Callable[[Build, Any], CausalLM]
+    rules: Callable[[Any], Rules]
+
+
+def renamer(rules: Rules) -> Callable[[str], str | None]:
+    """A name that no rule matches stays as it is, and is reported by the loader as unknown."""
+    compiled = [(re.compile(pattern), target) for pattern, target in rules]
+
+    def rename(name: str) -> str | None:
+        for pattern, target in compiled:
+            found = pattern.fullmatch(name)
+            if found:
+                return None if target is None else found.expand(target)
+        return name
+
+    return rename

@@ -1,0 +1,265 @@
+"""Weights from a directory as it is on the hub: safetensors, one file or several, every tensor accounted for.
+
+All headers are read and checked before any data is, so a directory that does not fit the model fails at once.
+Then one tensor at a time is read, only the part this rank holds, straight into its parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..distributed.group import Shard
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Floating dtypes that can be converted to a parameter's without knowing more, and their sizes."""
+
+_swap_tensors: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
+
+
+class WeightsError(ValueError):
+    """The files do not fit the model; the message names the file, the tensor and what was expected."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    loaded: tuple[str, ...]
+    """Parameters and buffers that were filled, by the model's names."""
+    skipped: tuple[str, ...]
+    """Tensors that the architecture declares it does not use, by their names in the files."""
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file, as its header tells it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.file}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    source: _Stored
+    name: str
+    target: Tensor
+
+
+def load_weights(
+    model: nn.Module,
+    directory: Path,
+    rename: Callable[[str], str | None],
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool | None = None,
+) -> LoadReport:
+    """Fill the model's parameters and persistent buffers from the files in `directory`.
+
+    `rename` gives the model's name for a name in the files, or None for a tensor that the architecture does not
+    use. Parameters on the meta device get memory on `device`; others are filled where they are. Each keeps its
+    dtype, and takes its own part only if it has an attribute `shard`. `progress` draws a bar on stderr; None
+    draws it if stderr is a terminal.
+    """
+    stored = list(_scan(_weight_files(directory)))
+    assignments, skipped = _assign(stored, _destinations(model), rename, directory)
+    bar = _ProgressBar(sum(a.source.nbytes for a in assignments), _wanted(progress))
+    bytes_read = 0
+    with torch.no_grad():
+        for file, group in _by_file(assignments):
+            with _open(file) as tensors:
+                for item in group:
+                    bytes_read += _fill(item, tensors.get_slice(item.source.name), device)
+                    bar.advance(item.source.nbytes)
+    bar.close()
+    _check_no_meta(model)
+    return LoadReport(tuple(a.name for a in assignments), tuple(skipped), bytes_read)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if (directory / INDEX).is_file():
+        return _indexed_files(directory / INDEX)
+    if not directory.is_dir():
+        raise WeightsError(f"{directory} is not a directory")
+    others = sorted(p.name for p in directory.glob("*.safetensors"))
+    found = f"; it has {_some(others)}, which no index lists" if others else "; it has no safetensors files"
+    raise WeightsError(f"{directory} needs {SINGLE}, or {INDEX} and the files it lists{found}")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        files = {str(file): str(name) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index} is not an index of weights: no 'weight_map' of names to files") from error
+    for file, name in files.items():
+        if not (index.parent / file).is_file():
+            raise WeightsError(f"{index} says that {name} is in {file}, and there is no such file")
+    return [index.parent / file for file in sorted(files)]
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{file} cannot be read: {error}; it may be truncated, fetch it again") from error
+
+
+def _scan(files: Iterable[Path]) -> Iterator[_Stored]:
+    for file in files:
+        with _open(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  a safetensors file is not iterable
+                header = tensors.get_slice(name)
+                yield _Stored(file, name, tuple(header.get_shape()), header.get_dtype())
+
+
+def _destinations(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; a tied one goes by its first name and its others are left out."""
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        unique.setdefault(id(tensor), (name, tensor))
+    return dict(unique.values())
+
+
+def _assign(
+    stored: list[_Stored],
+    destinations: dict[str, Tensor],
+    rename: Callable[[str], str | None],
+    directory: Path,
+) -> tuple[list[_Assignment], list[str]]:
+    """Which tensor fills which parameter. Nothing may be left over on either side."""
+    taken: dict[str, _Assignment] = {}
+    skipped: list[str] = []
+    unknown: list[_Stored] = []
+    for source in stored:
+        name = rename(source.name)
+        if name is None:
+            skipped.append(source.name)
+        elif name not in destinations:
+            unknown.append(source)
+        elif name in taken:
+            raise WeightsError(f"{name} is given twice: by {taken[name].source} and by {source}")
+        else:
+            taken[name] = _Assignment(source, name, destinations[name])
+            _check_fits(taken[name])
+    if unknown:
+        raise WeightsError(f"the model has no place for {_some(map(str, unknown))}")
+    if absent := [name for name in destinations if name not in taken]:
+        raise WeightsError(f"the model needs {_some(absent)}, which no file in {directory} gives")
+    return list(taken.values()), skipped
+
+
+def _check_fits(item: _Assignment) -> None:
+    if item.source.dtype not in BYTES:
+        raise WeightsError(f"{item.source} has dtype {item.source.dtype}; it must be one of {', '.join(BYTES)}")
+    shape, shard = list(item.target.shape), _shard_of(item.target)
+    if shard is not None:
+        if shape[shard.axis] != shard.local_size:
+            raise WeightsError(
+                f"{item.name} of shape {tuple(shape)} is declared to hold {shard.local_size} along axis {shard.axis}"
+            )
+        shape[shard.axis] = shard.full_size
+    if item.source.shape != tuple(shape):
+        raise WeightsError(f"{item.source} has shape {item.source.shape}; {item.name} needs {tuple(shape)}")
+
+
+def _by_file(assignments: list[_Assignment]) -> Iterator[tuple[Path, list[_Assignment]]]:
+    groups: dict[Path, list[_Assignment]] = {}
+    for item in assignments:
+        groups.setdefault(item.source.file, []).append(item)
+    yield from groups.items()
+
+
+def _fill(item: _Assignment, source: Any, device: torch.device | str) -> int:
+    """Copy this rank's part into its parameter, section by section. Returns the bytes read."""
+    target, shard = item.target, _shard_of(item.target)
+    if target.is_meta:
+        _materialise(target, device)
+    if shard is None or shard.group.size == 1:
+        target.copy_(source[...])
+    else:
+        for s in shard.sections():
+            target[shard.along_axis(s.local, s.length)].copy_(source[shard.along_axis(s.full, s.length)])
+    return target.numel() * BYTES[item.source.dtype]
+
+
+def _materialise(target: Tensor, device: torch.device | str) -> None:
+    """Give a meta tensor memory. It stays the same object, so tied names and attributes such as `shard` hold."""
+    real = torch.empty_like(target, device=device)
+    if isinstance(target, nn.Parameter):
+        real = nn.Parameter(real, requires_grad=target.requires_grad)
+    real.__dict__.update(target.__dict__)
+    _swap_tensors(target, real)
+
+
+def _check_no_meta(model: nn.Module) -> None:
+    """Buffers that no file holds must be computed by the model, on a real device."""
+    if left := [name for name, tensor in model.named_buffers() if tensor.is_meta]:
+        raise WeightsError(f"{_some(left)} is on the meta device, and is no weight: the model must compute it")
+
+
+def _shard_of(target: Tensor) -> Shard | None:
+    return getattr(target, "shard", None)
+
+
+def _some(names: Iterable[str], limit: int = 5) -> str:
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _wanted(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+class _ProgressBar:
+    """One line on stderr, redrawn at most ten times a second."""
+
+    WIDTH = 30
+
+    def __init__(self, total: int, enabled: bool) -> None:
+        self.total, self.done, self.enabled = total, 0, enabled
+        self.drawn = 0.0
+
+    def advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        now = time.monotonic()
+        if self.enabled and now - self.drawn >= 0.1:
+            self.drawn = now
+            self._draw()
+
+    def close(self) -> None:
+        if self.enabled:
+            self._draw()
+            print(file=sys.stderr)
+
+    def _draw(self) -> None:
+        share = self.done / self.total if self.total else 1.0
+        bar = ("#" * int(share * self.WIDTH)).ljust(self.WIDTH, ".")
+        size = f"{self.done / 1e9:.2f}/{self.total / 1e9:.2f} GB"
+        print(f"\rLoading weights [{bar}] {share:4.0%} {size}", end="", file=sys.stderr, flush=True)

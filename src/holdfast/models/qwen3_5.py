@@ -1,0 +1,144 @@
+"""Qwen3.5 (Alibaba), text: gated delta nets, and gated attention with partial rotary every fourth layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..config import ModelFacts
+from ..layers.attention import Attention, AttentionShape
+from ..layers.batch import Build
+from ..layers.delta_net import DeltaNet, DeltaNetShape
+from ..layers.linear import RMSNorm
+from ..layers.mlp import GatedMLP
+from ..layers.rotary import Rotary
+from .base import Architecture, Block, CausalLM, Rules
+from .fields import Fields, rope_theta
+
+KINDS = ("linear_attention", "full_attention")
+
+
+@dataclass(frozen=True)
+class Qwen35Config:
+    vocab_size: int
+    hidden: int
+    inner: int
+    eps: float
+    attention: AttentionShape
+    delta_net: DeltaNetShape
+    tied: bool
+    theta: float
+    rotary_dim: int
+    max_positions: int
+    kinds: tuple[str, ...]
+
+
+def parse(values: Mapping[str, Any]) -> Qwen35Config:
+    """The text model's config, or a config of the whole that holds one under text_config."""
+    if isinstance(values.get("text_config"), Mapping):
+        outer = Fields(values, "config.json")
+        outer.ignore("text_config", "vision_config", "image_token_id", "video_token_id", "language_model_only")
+        outer.ignore("vision_start_token_id", "vision_end_token_id", "tie_word_embeddings")
+        outer.finish()
+        tied = values["text_config"].get("tie_word_embeddings", values.get("tie_word_embeddings", False))
+        return _parse_text(Fields({**values["text_config"], "tie_word_embeddings": tied}, "config.json: text_config"))
+    return _parse_text(Fields(values, "config.json"))
+
+
+def _parse_text(fields: Fields) -> Qwen35Config:
+    hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps", default=1e-6)
+    head_dim = fields.integer("head_dim", default=256)
+    theta, rope = rope_theta(fields, default=10_000.0)
+    turned = rope.number("partial_rotary_factor", default=fields.number("partial_rotary_factor", default=0.25))
+    fields.only("hidden_act", "silu")
+    fields.only("attn_output_gate", True)
+    fields.only("output_gate_type", "swish", "silu")
+    fields.ignore("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
+    config = Qwen35Config(
+        vocab_size=fields.integer("vocab_size"),
+        hidden=hidden,
+        inner=fields.integer("intermediate_size"),
+        eps=eps,
+        attention=AttentionShape(
+            hidden=hidden,
+            heads=fields.integer("num_attention_heads"),
+            kv_heads=fields.integer("num_key_value_heads"),
+            head_dim=head_dim,
+            eps=eps,
+            bias=fields.flag("attention_bias", default=False),
+            gated=True,
+            zero_centred_norm=True,
+        ),
+        delta_net=DeltaNetShape(
+            hidden=hidden,
+            key_heads=fields.integer("linear_num_key_heads", default=16),
+            value_heads=fields.integer("linear_num_value_heads", default=32),
+            key_dim=fields.integer("linear_key_head_dim", default=128),
+            value_dim=fields.integer("linear_value_head_dim", default=128),
+            conv_width=fields.integer("linear_conv_kernel_dim", default=4),
+            eps=eps,
+        ),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        theta=theta,
+        rotary_dim=int(head_dim * turned),
+        max_positions=fields.integer("max_position_embeddings", default=32768),
+        kinds=_kinds(fields),
+    )
+    fields.finish()
+    return config
+
+
+def _kinds(fields: Fields) -> tuple[str, ...]:
+    layers = fields.integer("num_hidden_layers")
+    interval = fields.integer("full_attention_interval", default=4)
+    if "layer_types" in fields:
+        return fields.items("layer_types", KINDS)[:layers]
+    fields.ignore("layer_types")
+    return tuple(KINDS[(i + 1) % interval == 0] for i in range(layers))
+
+
+def facts(config: Qwen35Config) -> ModelFacts:
+    return ModelFacts(config.vocab_size, config.max_positions, recurrent="linear_attention" in config.kinds)
+
+
+def build_model(build: Build, config: Qwen35Config) -> CausalLM:
+    rotary = Rotary(config.theta, config.rotary_dim, build.max_positions)
+
+    def mixer(name: str, kind: str) -> nn.Module:
+        if kind == "full_attention":
+            return Attention(build, name, config.attention, rotary)
+        return DeltaNet(build, name, config.delta_net)
+
+    def norm() -> RMSNorm:
+        return RMSNorm(build, config.hidden, config.eps, zero_centred=True)
+
+    blocks = [
+        Block(norm(), mixer(f"blocks.{i}", kind), norm(), GatedMLP(build, config.hidden, config.inner))
+        for i, kind in enumerate(config.kinds)
+    ]
+    return CausalLM(build, facts(config), config.hidden, blocks, norm(), tied=config.tied)
+
+
+def rules(config: Qwen35Config) -> Rules:
+    model = r"model\.(?:language_model\.)?"
+    layer = model + r"layers\.(\d+)\."
+    return (
+        (r"mtp\..*", None),
+        (r"model\.visual\..*", None),
+        (r"lm_head\.(.*)", None if config.tied else r"head.\1"),
+        (model + r"embed_tokens\.(.*)", r"embed.\1"),
+        (model + r"norm\.(.*)", r"norm.\1"),
+        (layer + r"input_layernorm\.(.*)", r"blocks.\1.mixer_norm.\2"),
+        (layer + r"post_attention_layernorm\.(.*)", r"blocks.\1.mlp_norm.\2"),
+        (layer + r"linear_attn\.conv1d\.weight", r"blocks.\1.mixer.conv_weight"),
+        (layer + r"linear_attn\.A_log", r"blocks.\1.mixer.a_log"),
+        (layer + r"linear_attn\.norm\.weight", r"blocks.\1.mixer.norm_weight"),
+        (layer + r"(?:linear_attn|self_attn)\.(.*)", r"blocks.\1.mixer.\2"),
+        (layer + r"(mlp\..*)", r"blocks.\1.\2"),
+    )
+
+
+ARCHITECTURE = Architecture(parse=parse, facts=facts, build=build_model, rules=rules)

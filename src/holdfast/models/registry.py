@@ -1,0 +1,44 @@
+"""Which architectures there are, and what a model directory describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import ConfigError
+from . import lfm2, qwen3_5
+from .base import Architecture
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "Lfm2ForCausalLM": lfm2.ARCHITECTURE,
+    "Qwen3_5ForCausalLM": qwen3_5.ARCHITECTURE,
+    "Qwen3_5ForConditionalGeneration": qwen3_5.ARCHITECTURE,
+}
+
+
+def read_config(directory: Path) -> Mapping[str, Any]:
+    path = directory / "config.json"
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory; give one with config.json, *.safetensors, tokenizer.json")
+    if not path.is_file():
+        raise ConfigError(f"{directory} has no config.json, so it is not a model as the hub stores them")
+    try:
+        values = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} must hold a JSON object")
+    return values
+
+
+def find(config: Mapping[str, Any]) -> Architecture:
+    names = config.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise ConfigError(
+        f"architecture {', '.join(map(str, names)) or '(none named)'} is not known here; "
+        f"known are {', '.join(sorted(ARCHITECTURES))}"
+    )

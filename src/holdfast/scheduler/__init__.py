@@ -1,0 +1,5 @@
+"""What runs next."""
+
+from .scheduler import Scheduler
+
+__all__ = ["Scheduler"]

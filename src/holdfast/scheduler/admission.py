@@ -1,0 +1,25 @@
+"""Can this request ever run? If not, say what to change."""
+
+from __future__ import annotations
+
+from ..config import Limits
+from ..request import Request
+
+
+def refusal(request: Request, limits: Limits) -> str | None:
+    """The reason to reject a request, or None."""
+    prompt, longest = request.prompt, limits.max_model_len - 1
+    if not prompt:
+        return "the prompt is empty; give at least one token"
+    if len(prompt) > longest:
+        return (
+            f"the prompt has {len(prompt)} tokens, and max_model_len={limits.max_model_len} leaves room for "
+            f"{longest} beside an answer; shorten the prompt or raise max_model_len"
+        )
+    for place, token in enumerate(prompt):
+        if not 0 <= token < limits.vocab_size:
+            return (
+                f"token {token} at place {place} of the prompt is not one of the {limits.vocab_size} of the "
+                "vocabulary; use the tokenizer that belongs to the model"
+            )
+    return None

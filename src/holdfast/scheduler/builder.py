@@ -1,0 +1,34 @@
+"""A StepPlan in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ids import Row
+from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
+
+
+@dataclass
+class PlanBuilder:
+    step: int
+    budget: int
+    """Tokens that the step may still take."""
+    starts: list[RowStart] = field(default_factory=list)
+    pages: list[PageMap] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    exports: list[Grant] = field(default_factory=list)
+    work: dict[Row, RowWork] = field(default_factory=dict)
+
+    def add(self, work: RowWork) -> None:
+        self.work[work.row] = work
+        self.budget -= work.tokens
+
+    def build(self) -> StepPlan:
+        return StepPlan(
+            step=self.step,
+            starts=tuple(self.starts),
+            pages=tuple(self.pages),
+            grants=tuple(self.grants),
+            exports=tuple(self.exports),
+            work=tuple(self.work.values()),
+        )

@@ -1,0 +1,14 @@
+"""Text to tokens and back: the tokenizer, chat templates, and text that grows token by token."""
+
+from .chat import ChatTemplate, ChatTemplateError
+from .detokenizer import Detokenizer
+from .tokenizer import Tokenizer, TokenizerError, eos_token_ids
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "Detokenizer",
+    "Tokenizer",
+    "TokenizerError",
+    "eos_token_ids",
+]
