@@ -1,1 +1,22 @@
 """Holdfast: a serving engine for hybrid language models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import ConfigError
+from .request import FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+__all__ = ["LLM", "ConfigError", "FinishReason", "Rejected", "RequestOutput", "SamplingParams", "TokenLogprob"]
+
+
+def __getattr__(name: str) -> Any:
+    """LLM brings torch with it, which the host column and the command line's --help do without."""
+    if name == "LLM":
+        from .llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -188,7 +188,7 @@ def _print_answer(pieces: Iterator[str], interactive: bool) -> None:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The first Ctrl-C is only noted, so that it never tears the engine's step apart; the next one ends all."""
+    """The first Ctrl-C is only noted, so that no step of the engine is torn apart; the second ends all."""
     seen: list[int] = []
 
     def note(number: int, _frame: object) -> None:

@@ -1,8 +1,8 @@
 """Processors that advertise AMX and kill the process that uses it, as some virtual machines do.
 
 oneDNN chooses its bfloat16 kernels by the processor's flags, so on such a machine the first bfloat16 matrix
-product ends in an illegal instruction. An environment variable holds oneDNN back. It is read once, at oneDNN's
-first use: setting it after torch was imported is in time, after the first matrix product it is too late.
+product ends in an illegal instruction. An environment variable holds oneDNN back. It is read once, when
+oneDNN is first used: setting it after torch was imported is in time, after the first matrix product is not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def ensure_safe_bf16() -> None:
         return
     _stop_using_onednn()
     warnings.warn(
-        f"bfloat16 will be slow: AMX does not work on this processor, and oneDNN was used before Holdfast could "
-        f"hold it back, so it is switched off; start Python with {ISA_LIMIT}={WITHOUT_AMX} set",
+        "bfloat16 will be slow: AMX does not work on this processor, and oneDNN was used before Holdfast "
+        f"could hold it back, so it is switched off; start Python with {ISA_LIMIT}={WITHOUT_AMX} set",
         RuntimeWarning,
         stacklevel=2,
     )

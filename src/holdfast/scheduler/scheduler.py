@@ -86,7 +86,7 @@ class Scheduler:
         self._waiting.push(request)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request with the tokens collected so far; `take_cancelled` reports it. False if it has ended."""
+        """End a request with the tokens it has; `take_cancelled` reports it. False if it has ended."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -220,7 +220,7 @@ class Scheduler:
     # --- when pages run out ---
 
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
-        """Pages for `length` tokens, pre-empting whoever came last; False if the seat must sit this step out."""
+        """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""
         while (pages := self._cache.extend(seat.row, length)) is None:
             victim = self._preempt(plan)
             if victim is None or victim is seat:
