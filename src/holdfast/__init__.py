@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .config import ConfigError
-from .request import FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
+from .request import Completion, FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from .llm import LLM
 
-__all__ = ["LLM", "ConfigError", "FinishReason", "Rejected", "RequestOutput", "SamplingParams", "TokenLogprob"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "ConfigError",
+    "FinishReason",
+    "Rejected",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprob",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,22 +1,40 @@
-"""The command line. `holdfast chat` talks to a model in the terminal."""
+"""The command line. `holdfast chat` talks to a model in the terminal, `holdfast plan` sizes one."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from .config import DTYPES
+from .config import DTYPES, STATE_DTYPES, EngineConfig
 from .request import SamplingParams
 
 if TYPE_CHECKING:
     from .llm import LLM
+    from .request import RequestOutput
+
+PLAN_OPTIONS = {
+    "memory": "all that the engine may take, like 80GiB (default: most of what is free here)",
+    "device": "cpu, cuda or cuda:N",
+    "dtype": f"of weights and activations: {', '.join(DTYPES)}",
+    "state_dtype": f"of recurrent state: {', '.join(STATE_DTYPES)}",
+    "max_num_seqs": "requests that may run at once",
+    "max_num_batched_tokens": "tokens of one step",
+    "max_model_len": "tokens of one request (default: all the model's positions, or what fits)",
+    "max_draft_tokens": "tokens that speculation may draft at once",
+    "page_size": "tokens of a page of KV",
+    "fold_every": "tokens between checkpoints of a running request",
+    "num_pages": "pages of KV (default: what fits)",
+    "num_slots": "checkpoints of recurrent state (default: what fits)",
+}
 
 CHAT_HELP = """\
 Talk to a model. The answer appears as it is made.
@@ -28,6 +46,13 @@ Talk to a model. The answer appears as it is made.
 Prompts may also come through a pipe, one in each line; the answers go to standard output:
 
   echo "What is a hybrid model?" | holdfast chat path/to/model
+"""
+
+PLAN_HELP = """\
+What a model would take in memory, how many requests and tokens would fit, and what binds first.
+Only config.json is read.
+
+  holdfast plan path/to/model --dtype bfloat16 --device cuda --memory 80GiB --max-num-seqs 256
 """
 
 
@@ -54,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"holdfast {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_chat(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -83,6 +109,38 @@ def _add_chat(commands: Any) -> None:
     sampling.add_argument("--seed", type=int, help="the same seed and prompts give the same answers")
 
 
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what a model would take in memory, and what would fit",
+        description=PLAN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.set_defaults(run=run_plan)
+    plan.add_argument("model", metavar="MODEL", help="a directory with config.json")
+    plan.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    options = plan.add_argument_group("engine")
+    for name, told in PLAN_OPTIONS.items():
+        default = getattr(EngineConfig, name)
+        told += "" if default is None else f" (default: {default})"
+        kind = str if isinstance(default, str) or name == "memory" else int
+        options.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told
+        )
+
+
+def run_plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    given = {name: value for name in PLAN_OPTIONS if (value := getattr(args, name)) is not None}
+    try:
+        from .blueprint import Blueprint  # takes seconds, and --help should not
+
+        capacity = Blueprint(Path(args.model).expanduser(), EngineConfig(**given)).capacity
+    except (OSError, ValueError) as error:
+        return _fail(error)
+    print(json.dumps(capacity.as_dict(), indent=2) if args.json else capacity.render())
+    return 0
+
+
 def run_chat(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
         params = SamplingParams(
@@ -108,11 +166,15 @@ def run_chat(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def load_model(model: str | None, device: str, dtype: str) -> LLM:
-    from .llm import LLM  # takes seconds, and --help should not
+    # here and not above: torch takes seconds to import, and --help should not
+    import torch
 
+    from .llm import LLM
+    from .models.demo import DEMO_NOTICE
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch sees no CUDA device here; --device cpu always works")
     if model is None:
-        from .models.demo import DEMO_NOTICE
-
         _say(DEMO_NOTICE)
     return LLM(model, device=device, dtype=dtype)
 
@@ -129,10 +191,10 @@ class Conversation:
     def reset(self) -> None:
         self.messages: list[dict[str, str]] = list(self._opening)
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str, None, None]:
         """The answer, piece by piece. One that is cut short is remembered as far as it came."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        stream = self._llm.stream(asked, self._params)
+        stream = cast("Generator[RequestOutput, None, None]", self._llm.stream(asked, self._params))
         said = ""
         try:
             for output in stream:
@@ -176,8 +238,8 @@ def _prompts(interactive: bool) -> Iterator[str]:
             return
 
 
-def _print_answer(pieces: Iterator[str], interactive: bool) -> None:
-    with _interrupts() as seen, contextlib.closing(pieces):  # type: ignore[type-var]
+def _print_answer(pieces: Generator[str, None, None], interactive: bool) -> None:
+    with _interrupts() as seen, contextlib.closing(pieces):
         for piece in pieces:
             sys.stdout.write(_visible(piece) if interactive else piece)
             sys.stdout.flush()

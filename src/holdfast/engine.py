@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
+from .blueprint import Blueprint
 from .cache import CacheManager
-from .config import EngineConfig, Limits, resolve
-from .cpu_isa import ensure_safe_bf16
+from .config import EngineConfig
 from .executor.readback import InFlight
 from .executor.runner import Runner
-from .layers.batch import Build
-from .models import registry
-from .models.base import CausalLM, renamer
-from .models.loader import load_weights
-from .ops.backend import choose
+from .memory.capacity import CapacityPlan
 from .plan import StepResult
-from .request import Request
+from .request import FinishReason, Request
 from .scheduler import Scheduler
+
+logger = logging.getLogger("holdfast")
+
+
+class EngineFailed(RuntimeError):
+    """A step broke off, so nobody knows what rows, slots and pages hold. Only a new engine helps."""
 
 
 class Engine:
-    def __init__(self, runner: Runner, scheduler: Scheduler, *, overlap: bool) -> None:
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, *, overlap: bool, capacity: CapacityPlan
+    ) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self.capacity = capacity
         self._overlap = overlap
         self._inflight: InFlight | None = None
+        self._failure: BaseException | None = None
 
     def submit(self, request: Request) -> None:
         """Raises Rejected if the request can never run."""
+        self._check_alive()
         self.scheduler.submit(request)
 
     def cancel(self, request_id: str) -> bool:
         """The request ends with what it has; its row, slot and pages come back with its last step."""
         return self.scheduler.cancel(request_id)
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """As `cancel`, for a reason that only the caller can see. The request is not reported again."""
+        return self.scheduler.finish(request_id, reason)
+
+    def settle(self) -> None:
+        """If nobody runs or waits, collect what is in flight: what ended rows held is given back now."""
+        if self._failure is None and not self.scheduler.num_running + self.scheduler.num_waiting:
+            self.step()
 
     @property
     def has_work(self) -> bool:
@@ -42,6 +59,14 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One turn. Returns the requests that got tokens or ended, cancelled ones included."""
+        self._check_alive()
+        try:
+            return self._turn()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _turn(self) -> list[Request]:
         plan = self.scheduler.plan()
         before, self._inflight = self._inflight, None if plan is None else self.runner.launch(plan)
         changed = self._collect(before)
@@ -49,6 +74,10 @@ class Engine:
             changed += self._collect(self._inflight)
             self._inflight = None
         return changed + self.scheduler.take_cancelled()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineFailed(f"an earlier step broke off ({self._failure!r}); load the model anew")
 
     def _collect(self, inflight: InFlight | None) -> list[Request]:
         if inflight is None:
@@ -59,25 +88,11 @@ class Engine:
 
 def build_engine(directory: Path, config: EngineConfig) -> Engine:
     """A model directory, as the hub stores it, ready to serve."""
-    model, limits = build_model(directory, config)
-    runner = Runner(model, limits, torch.device(config.device))
-    return Engine(runner, Scheduler(limits, CacheManager(limits)), overlap=config.overlap)
-
-
-def build_model(directory: Path, config: EngineConfig) -> tuple[CausalLM, Limits]:
-    values = registry.read_config(directory)
-    architecture = registry.find(values)
-    parsed = architecture.parse(values)
-    limits = resolve(config, architecture.facts(parsed))
-    if config.device == "cpu" and config.dtype == "bfloat16":
-        ensure_safe_bf16()
-    build = Build(
-        ops=choose(config.backend, exact=config.exact),
-        dtype=getattr(torch, config.dtype),
-        state_dtype=getattr(torch, config.state_dtype),
-        max_positions=limits.max_model_len + limits.max_window,
-    )
-    with torch.device("meta"):
-        model = architecture.build(build, parsed)
-    load_weights(model, directory, renamer(architecture.rules(parsed)), device=config.device)
-    return model.to(config.device), limits
+    blueprint = Blueprint(directory, config)
+    capacity = blueprint.capacity
+    logger.info("%s", capacity.render())
+    for note in capacity.notes:
+        logger.warning("%s", note)
+    runner = Runner(blueprint.build_model(), capacity.limits, torch.device(config.device))
+    scheduler = Scheduler(capacity.limits, CacheManager(capacity.limits))
+    return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

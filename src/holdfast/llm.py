@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .answer import Answer, make_output, one_for_each_answer
 from .config import EngineConfig
+from .defaults import advised_params
 from .engine import build_engine
-from .request import Rejected, Request, RequestOutput, SamplingParams
+from .memory.capacity import CapacityPlan
+from .progress import Progress
+from .prompts import Message, Prompt, as_conversations, as_prompts, is_conversation, token_ids
+from .request import FinishReason, Rejected, Request, RequestOutput, SamplingParams
 from .text import Tokenizer, eos_token_ids
-
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -29,71 +32,118 @@ class LLM:
         self._engine = build_engine(directory, self.config)
         self.tokenizer = Tokenizer.from_dir(directory) if (directory / "tokenizer.json").is_file() else None
         self._eos = self.tokenizer.eos_token_ids if self.tokenizer else eos_token_ids(directory)
+        self._directory = directory
         self._seeds = random.Random(self.config.seed)
         self._submitted = 0
+        self._answers: dict[str, Answer] = {}  # those that someone waits for, by request
+
+    @property
+    def capacity(self) -> CapacityPlan:
+        """What was given to weights, pools and tables, and how much fits."""
+        return self._engine.capacity
+
+    def default_params(self) -> SamplingParams:
+        """What the model's generation_config.json advises; used wherever no params are given."""
+        return advised_params(self._directory)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Every prompt's output, in the prompts' order. If one prompt is refused, nothing is run."""
-        many = _as_list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
-        if len(each) != len(many):
-            raise ValueError(f"{len(many)} prompts but {len(each)} SamplingParams; give one for all, or one for each")
-        requests = [self._request(prompt, p) for prompt, p in zip(many, each, strict=True)]
+        """Every prompt's output, in the prompts' order. If one prompt is refused, nothing is run.
+
+        progress  draw a bar on stderr; None: if it is a terminal and the run lasts longer than a moment
+        """
+        many = as_prompts(prompts)
+        each = _params_for_each(self.default_params() if params is None else params, len(many))
+        asked: list[list[Answer]] = []
         try:
-            for request in requests:
-                self._engine.submit(request)
-            while any(r.finish_reason is None for r in requests):
-                self._engine.step()
+            for place, (prompt, p) in enumerate(zip(many, each, strict=True)):
+                with _named(place, len(many)):
+                    asked.append(self._submit(prompt, p))
+            self._run([answer for answers in asked for answer in answers], progress)
         finally:
-            self._cancel(requests)
-        return [self._output(r, self._decode(r)) for r in requests]
+            self._cancel([answer for answers in asked for answer in answers])
+        return [make_output(answers) for answers in asked]
 
     def stream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """The output so far, each time there is more of it. Closing the iterator cancels the request."""
-        request = self._request(prompt, params or SamplingParams())
-        self._engine.submit(request)
-        return self._follow(request)
+        [one] = _params_for_each(self.default_params() if params is None else params, 1)
+        return self._follow(self._submit(prompt, one, streaming=True))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
     ) -> list[RequestOutput]:
         """The next turn of one conversation, or of several, by the model's own chat template."""
-        several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self._tokens(conversation) for conversation in several], params)
+        conversations = as_conversations(messages)
+        return self.generate([self._tokens(each) for each in conversations], params, progress=progress)
 
-    def _follow(self, request: Request) -> Iterator[RequestOutput]:
-        detokenizer = self.tokenizer.detokenizer() if self.tokenizer else None
-        text, seen = "", 0
+    def _run(self, answers: list[Answer], show: bool | None) -> None:
+        def speed() -> str:
+            tokens = sum(answer.length for answer in answers)
+            return f"{bar.done}/{len(answers)} answers, {tokens / max(bar.seconds, 1e-9):,.0f} tokens/s"
+
+        waited_for = {answer.request.id for answer in answers}
+        with Progress("Generating", len(answers), speed, show=show) as bar:
+            while bar.done < len(answers):
+                bar.advance(sum(answer.request.id in waited_for for answer in self._step()))
+
+    def _follow(self, answers: list[Answer]) -> Iterator[RequestOutput]:
+        shown = 0
         try:
-            while request.finish_reason is None:
-                self._engine.step()
-                fresh, seen = request.output[seen:], len(request.output)
-                if detokenizer:
-                    text += "".join(detokenizer.push(token) for token in fresh)
-                    text += detokenizer.finish() if request.finish_reason else ""
-                if fresh or request.finish_reason:
-                    yield self._output(request, text)
+            while True:
+                ended = all(answer.finished for answer in answers)
+                length = sum(answer.length for answer in answers)
+                if ended or length > shown:
+                    yield make_output(answers)
+                if ended:
+                    return
+                shown = length
+                self._step()
         finally:
-            self._cancel([request])
+            self._cancel(answers)
 
-    def _cancel(self, requests: list[Request]) -> None:
+    def _step(self) -> list[Answer]:
+        """One turn of the engine, for whoever waits. Returns the answers that ended with it."""
+        changed = [self._answers[r.id] for r in self._engine.step() if r.id in self._answers]
+        for answer in changed:
+            if answer.advance():
+                self._engine.finish(answer.request.id, FinishReason.STOP)
+        return [answer for answer in changed if answer.finished]
+
+    def _cancel(self, answers: list[Answer]) -> None:
         """Whatever still runs; and what it held is given back before anyone asks for it."""
+        for answer in answers:
+            self._engine.cancel(answer.request.id)
+            del self._answers[answer.request.id]
+        self._engine.settle()
+
+    def _submit(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams, *, streaming: bool = False
+    ) -> list[Answer]:
+        """As many answers to the prompt as the parameters ask for."""
+        requests = one_for_each_answer(self._request(prompt, params))
         for request in requests:
-            self._engine.cancel(request.id)
-        while self._engine.has_work and not self._engine.scheduler.num_running + self._engine.scheduler.num_waiting:
-            self._engine.step()
+            self._engine.submit(request)
+            self._answers[request.id] = Answer(request, self.tokenizer, streaming=streaming)
+        return [self._answers[request.id] for request in requests]
 
     def _request(self, prompt: Prompt | Sequence[Message], params: SamplingParams) -> Request:
         self._submitted += 1
         request_id = f"{self._submitted}"
         try:
             tokens = self._tokens(prompt)
+            if params.stop and self.tokenizer is None:
+                raise ValueError("the model's directory has no tokenizer.json: use stop_token_ids, not stop")
         except ValueError as error:
             raise Rejected(request_id, str(error)) from error
         return Request(
@@ -105,35 +155,32 @@ class LLM:
         )
 
     def _tokens(self, prompt: Prompt | Sequence[Message]) -> Sequence[int]:
-        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
-            return [int(token) for token in prompt]  # type: ignore[call-overload]
+        messages = is_conversation(prompt) and len(prompt) > 0
+        if not messages and not isinstance(prompt, str):
+            return token_ids(prompt)
         if self.tokenizer is None:
             raise ValueError("the model's directory has no tokenizer.json, so prompts must be token ids")
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if all(isinstance(message, Mapping) for message in prompt):
-            return self.tokenizer.apply_chat(prompt)  # type: ignore[arg-type]
-        raise ValueError("a prompt is a string, a list of token ids, or a list of messages {role, content}")
-
-    def _decode(self, request: Request) -> str:
-        return self.tokenizer.decode(request.output) if self.tokenizer else ""
-
-    def _output(self, request: Request, text: str) -> RequestOutput:
-        return RequestOutput(
-            request_id=request.id,
-            prompt_token_ids=request.prompt,
-            token_ids=tuple(request.output),
-            text=text,
-            finish_reason=request.finish_reason,
-            logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
-            metrics=request.metrics,
-        )
+        return self.tokenizer.apply_chat(prompt) if messages else self.tokenizer.encode(prompt)  # type: ignore[arg-type]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * count
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise TypeError(f"params must be SamplingParams, or a list of them, not {type(one).__name__}")
+    if len(each) != count:
+        raise ValueError(f"{count} prompts but {len(each)} SamplingParams; give one for all, or one for each")
+    return each
+
+
+@contextmanager
+def _named(place: int, count: int) -> Iterator[None]:
+    """Of several prompts, say which one was refused."""
+    try:
+        yield
+    except Rejected as refused:
+        where = f"prompts[{place}]: " if count > 1 else ""
+        raise Rejected(refused.request_id, where + refused.reason) from refused
 
 
 def _engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -145,8 +192,10 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig:
 
 
 def _find(model: str | Path | None) -> Path:
-    if model is not None:
+    if isinstance(model, (str, Path)):
         return Path(model).expanduser()
+    if model is not None:
+        raise TypeError(f"model must be the path of a directory, or None for the demo model, not {model!r}")
     from .models.demo import demo_model_dir
 
     return demo_model_dir()

@@ -21,6 +21,12 @@ class RowStart:
     """Position of the checkpoint in read_slot; 0 means the zero state, and read_slot is not read."""
     params: SamplingParams
     seed: int
+    prompt_len: int = 0
+    """How many of the tokens are the prompt. The rest was sampled before a pre-emption."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that must not be chosen before there are params.min_tokens."""
+    scored: int = 0
+    """Prompt log-probabilities that are collected already, if params ask for them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class RowResult:
     """Tokens absorbed and certain, as the device's cursor has it."""
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Those that this step added to the ones collected before."""
 
 
 @dataclass(frozen=True)

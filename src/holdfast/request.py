@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from .params import SamplingParams as SamplingParams
+
 
 class Rejected(ValueError):
     """A request that can never run, with the reason. No other request is affected."""
@@ -16,39 +18,9 @@ class Rejected(ValueError):
 
 
 class FinishReason(enum.StrEnum):
-    STOP = "stop"  # an end-of-text token
+    STOP = "stop"  # an end-of-text token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to choose tokens. temperature 0 takes the most likely one."""
-
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    """None: no log-probabilities. n: the chosen token's, and those of the n most likely."""
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
-        if not self.temperature >= 0.0:
-            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k} must be 0 (off) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p={self.min_p} must be between 0 and 1")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
-            raise ValueError(f"logprobs={self.logprobs} must be between 0 and 20")
 
 
 @dataclass(frozen=True)
@@ -57,6 +29,9 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability) of the most likely tokens, most likely first."""
+
+    def best(self, count: int) -> TokenLogprob:
+        return TokenLogprob(self.token_id, self.logprob, self.top[:count])
 
 
 @dataclass
@@ -89,6 +64,8 @@ class Request:
     planned: int = 0
     """Tokens that launched steps have absorbed or will absorb. A reservation; it addresses nothing."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's second token and those after it, as far as they are collected."""
     finish_reason: FinishReason | None = None
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -109,20 +86,68 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Tokens of the prompt must still pass through the model, even if their state is known."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end the answer."""
+        eos = () if self.params.ignore_eos else sorted(self.eos_token_ids)
+        return (*self.params.stop_token_ids, *eos)
+
+    @property
     def order(self) -> tuple[int, int]:
         return (self.priority, self.arrival)
 
 
 @dataclass(frozen=True)
-class RequestOutput:
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
+class Completion:
+    """One answer. Its text ends before the stop string; its tokens include the one that completed it."""
+
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    """The stop string or the id of stop_token_ids that ended it; None for an end-of-text token."""
     logprobs: tuple[TokenLogprob, ...] | None
     metrics: Metrics
 
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """All answers to a prompt, `params.n` of them. The fields of the first are to be had directly as well."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[Completion, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One for each token of the prompt; nothing leads to the first, so there it is None."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.outputs[0].stop_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.outputs[0].metrics
+
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return all(output.finish_reason is not None for output in self.outputs)

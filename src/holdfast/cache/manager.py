@@ -73,7 +73,8 @@ class CacheManager:
         if not self._rows:
             return None
         wanted = pages_for(len(request.tokens), self._limits.page_size)
-        found = self.match(request.tokens) if self._prefix_reuse else COLD
+        resume = self._prefix_reuse and not request.owes_prompt_logprobs
+        found = self.match(request.tokens) if resume else COLD
         # A checkpoint to resume from must not be the reason that there is no slot to run in.
         for match in (found, COLD):
             if self._fits(match, wanted + headroom):

@@ -35,6 +35,8 @@ class Buffer:
 class Lanes:
     """The plan's work, windows first. `lane` and `offset` say of each token whose it is and which of them."""
 
+    turn: int
+    """Of the buffers that a step fills."""
     work: tuple[RowWork, ...]
     num_windows: int
     longest_window: int
@@ -62,6 +64,8 @@ class Inputs:
         self._rows, self._counts = Buffer(lanes, device), Buffer(lanes, device)
         self._offsets, self._sampled = Buffer(lanes + 1, device), Buffer(lanes, device)
         self._lane, self._offset = Buffer(tokens, device), Buffer(tokens, device)
+        self.adjusted, self.scored = Buffer(lanes, device), Buffer(tokens, device)
+        """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
 
     def fill(self, plan: StepPlan) -> Lanes:
         work = sorted(plan.work, key=lambda w: w.tokens > self._max_window)  # stable: windows first
@@ -74,6 +78,7 @@ class Inputs:
         exports = [e for e in plan.exports if self._passes(e, work)]
         turn = plan.step
         return Lanes(
+            turn=turn,
             work=tuple(work),
             num_windows=len(windows),
             longest_window=max(windows, default=0),

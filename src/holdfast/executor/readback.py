@@ -11,20 +11,8 @@ from ..memory.state_pool import Committed
 from ..plan import Grant, RowResult, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
-
-
-@dataclass(frozen=True)
-class Logprobs:
-    """chosen [S]; ids and values [S, k] of the k most likely tokens"""
-
-    chosen: Tensor
-    ids: Tensor
-    values: Tensor
-
-    def read(self) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-        ids, values = self.ids.tolist(), self.values.tolist()
-        best = [tuple(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True)]
-        return list(zip(self.chosen.tolist(), best, strict=True))
+from .prompt_scores import PromptScores
+from .sampler import Chosen
 
 
 @dataclass(frozen=True)
@@ -32,11 +20,8 @@ class InFlight:
     plan: StepPlan
     lanes: Lanes
     committed: Committed
-    chosen: Tensor
-    """[S] tokens, for `lanes.choosers`"""
-    logprobs: Logprobs | None
-    wanted: dict[int, int]
-    """Alternatives asked for, by lane; a lane that is absent wants no log-probabilities."""
+    chosen: Chosen
+    prompt_scores: PromptScores | None
     grants: dict[int, Grant]
     """What the device held when the step was launched, by row."""
     launched: float
@@ -44,7 +29,9 @@ class InFlight:
     def result(self) -> StepResult:
         """Waits for the step."""
         position = self.committed.position.tolist()
-        chosen = self._choices()
+        tokens = dict(zip(self.lanes.choosers, self.chosen.tokens.tolist(), strict=True))
+        logprobs = self._logprobs()
+        prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,
             rows=tuple(
@@ -52,8 +39,9 @@ class InFlight:
                     row=work.row,
                     generation=work.generation,
                     position=position[lane],
-                    tokens=tuple(t.token_id for t in chosen.get(lane, ())),
-                    logprobs=chosen.get(lane, ()) if lane in self.wanted else (),
+                    tokens=(tokens[lane],) if lane in tokens else (),
+                    logprobs=logprobs.get(lane, ()),
+                    prompt_logprobs=prompt_logprobs.get(lane, ()),
                 )
                 for lane, work in enumerate(self.lanes.work)
             ),
@@ -62,18 +50,12 @@ class InFlight:
             seconds=time.perf_counter() - self.launched,
         )
 
-    def _choices(self) -> dict[int, tuple[TokenLogprob, ...]]:
-        tokens = self.chosen.tolist()
-        if self.logprobs is None:
-            return {
-                lane: (TokenLogprob(t, float("nan")),) for lane, t in zip(self.lanes.choosers, tokens, strict=True)
-            }
-        return {
-            lane: (TokenLogprob(token, logprob, best[: self.wanted.get(lane, 0)]),)
-            for lane, token, (logprob, best) in zip(
-                self.lanes.choosers, tokens, self.logprobs.read(), strict=True
-            )
-        }
+    def _logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:
+        if self.chosen.logprobs is None:
+            return {}
+        scored = zip(self.lanes.choosers, self.chosen.logprobs.read(), strict=True)
+        wanted = self.chosen.wanted
+        return {lane: (logprob.best(wanted[lane]),) for lane, logprob in scored if lane in wanted}
 
     def _grants(self, flags: Tensor) -> tuple[Grant, ...]:
         return tuple(

@@ -2,44 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ..config import Limits
-from ..ops.sampling.reference import SamplingRows
+from ..ids import Row
+from ..ops.sampling.reference import Adjustments, SamplingRows
+from ..params import MAX_LISTED
 from ..plan import RowStart
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Parameters that are one number for each row, by the names that SamplingParams gives them."""
+
+ALWAYS = torch.iinfo(torch.int64).max
 
 
 class RowTables:
-    """tokens  [rows + 1, positions]: prompt, then what was sampled, written where it was sampled"""
+    """Each of them is [rows + 1, ...], and row 0 is padding.
+
+    tokens           [positions]  prompt, then what was sampled, written where it was sampled
+    bias, ids, until [entries]    as in Adjustments: a row's logit_bias, then what it may not say yet
+    """
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
-        rows = limits.max_num_seqs + 1
-        self.tokens = torch.zeros(
-            rows, limits.max_model_len + limits.max_window + 1, dtype=torch.int64, device=device
-        )
-        self._temperature = torch.zeros(rows, device=device)
+        rows, positions = limits.max_num_seqs + 1, limits.max_model_len + limits.max_window + 1
+        self.tokens = torch.zeros(rows, positions, dtype=torch.int64, device=device)
+        self._numbers = {name: torch.zeros(rows, device=device) for name in NUMBERS}
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._top_p = torch.ones(rows, device=device)
-        self._min_p = torch.zeros(rows, device=device)
         self._seed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._prompt_len = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._bias = torch.zeros(rows, 2 * MAX_LISTED, device=device)
+        self._bias_ids = torch.zeros(rows, 2 * MAX_LISTED, dtype=torch.int64, device=device)
+        self._bias_until = torch.zeros(rows, 2 * MAX_LISTED, dtype=torch.int64, device=device)
+        self._vocab_size = limits.vocab_size
+        self._entries: dict[Row, int] = {}
+        """How many of its entries a row uses; the others are padding."""
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         for start in starts:
             known = torch.tensor(start.tokens, dtype=torch.int64, device=self.tokens.device)
             self.tokens[start.row, : len(known)] = known
-            self._temperature[start.row] = start.params.temperature
+            for name, table in self._numbers.items():
+                table[start.row] = getattr(start.params, name)
             self._top_k[start.row] = start.params.top_k
-            self._top_p[start.row] = start.params.top_p
-            self._min_p[start.row] = start.params.min_p
             self._seed[start.row] = start.seed
+            self._prompt_len[start.row] = start.prompt_len
+            self._write_bias(start)
 
-    def sampling(self, rows: Tensor, position: Tensor) -> SamplingRows:
+    def sampling(self, rows: Tensor, position: Tensor, *, draws: bool, truncates: bool) -> SamplingRows:
         return SamplingRows(
-            temperature=self._temperature[rows],
+            temperature=self._numbers["temperature"][rows],
             top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            min_p=self._min_p[rows],
+            top_p=self._numbers["top_p"][rows],
+            min_p=self._numbers["min_p"][rows],
             seed=self._seed[rows],
             position=position,
+            draws=draws,
+            truncates=truncates,
         )
+
+    def adjustments(self, rows: Tensor, position: Tensor, *, entries: int, history: int) -> Adjustments:
+        """`entries` and `history`: how much of the tables any of these rows uses."""
+        return Adjustments(
+            bias_ids=self._bias_ids[rows, :entries],
+            bias=self._bias[rows, :entries],
+            bias_until=self._bias_until[rows, :entries],
+            tokens=self.tokens[rows, :history],
+            prompt_len=self._prompt_len[rows],
+            position=position,
+            repetition_penalty=self._numbers["repetition_penalty"][rows],
+            presence_penalty=self._numbers["presence_penalty"][rows],
+            frequency_penalty=self._numbers["frequency_penalty"][rows],
+        )
+
+    def num_entries(self, row: Row) -> int:
+        return self._entries.get(row, 0)
+
+    def _write_bias(self, start: RowStart) -> None:
+        if self._entries.pop(start.row, 0):
+            self._bias[start.row], self._bias_ids[start.row] = 0.0, 0
+        # a model's config may name end-of-text tokens that it does not have
+        if entries := [entry for entry in _entries(start) if entry[0] < self._vocab_size]:
+            ids, bias, until = zip(*entries, strict=True)
+            used = slice(0, len(entries))
+            self._bias_ids[start.row, used] = torch.tensor(ids, device=self._bias.device)
+            self._bias[start.row, used] = torch.tensor(bias, device=self._bias.device)
+            self._bias_until[start.row, used] = torch.tensor(until, device=self._bias.device)
+            self._entries[start.row] = len(entries)
+
+
+def _entries(start: RowStart) -> Iterator[tuple[int, float, int]]:
+    """(token, bias, the position from which it no longer acts)"""
+    for token, bias in start.params.logit_bias.items():
+        yield token, bias, ALWAYS
+    if start.params.min_tokens:
+        for token in start.stop_ids:
+            yield token, -torch.inf, start.prompt_len + start.params.min_tokens

@@ -1,4 +1,4 @@
-"""Softmax attention over paged keys and values: grouped heads, normed heads, partial rotary, optional gate."""
+"""Softmax attention over paged keys and values: grouped heads, partial rotary; normed or gated if asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..config import ConfigError
 from ..memory.spec import KVSpec
 from .batch import Batch, Build
 from .linear import Linear, RMSNorm
@@ -18,11 +19,19 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
+    eps: float | None
+    """Of the norms over each query and key head; None: there are none."""
     bias: bool = False
     gated: bool = False
     """The query projection also gives a gate, head by head: [q_0 gate_0 q_1 gate_1 ...]."""
     zero_centred_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"config.json: num_attention_heads={self.heads} must be a multiple of "
+                f"num_key_value_heads={self.kv_heads}"
+            )
 
 
 class Attention(nn.Module):
@@ -36,9 +45,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(build, shape.hidden, keys, bias=shape.bias, split="out")
         self.v_proj = Linear(build, shape.hidden, keys, bias=shape.bias, split="out")
         self.o_proj = Linear(build, shape.heads * shape.head_dim, shape.hidden, bias=shape.bias, split="in")
-        zero = shape.zero_centred_norm
-        self.q_norm = RMSNorm(build, shape.head_dim, shape.eps, zero_centred=zero)
-        self.k_norm = RMSNorm(build, shape.head_dim, shape.eps, zero_centred=zero)
+        self.q_norm, self.k_norm = _head_norm(build, shape), _head_norm(build, shape)
         self.kv_spec = KVSpec(shape.kv_heads // build.group.size, shape.head_dim, build.dtype)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -55,3 +62,9 @@ class Attention(nn.Module):
         if self.shape.gated:
             mixed = mixed * self.ops.sigmoid(gate)
         return self.o_proj(mixed.flatten(1))
+
+
+def _head_norm(build: Build, shape: AttentionShape) -> nn.Module:
+    if shape.eps is None:
+        return nn.Identity()
+    return RMSNorm(build, shape.head_dim, shape.eps, zero_centred=shape.zero_centred_norm)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..config import ConfigError
 from ..distributed.group import Shard
 from ..memory.spec import ConvSpec, StateSpec, TensorSpec
 from .batch import Batch, Build
@@ -22,6 +23,13 @@ class DeltaNetShape:
     value_dim: int
     conv_width: int
     eps: float
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ConfigError(
+                f"config.json: linear_num_value_heads={self.value_heads} must be a multiple of "
+                f"linear_num_key_heads={self.key_heads}"
+            )
 
 
 class DeltaNet(nn.Module):
@@ -46,13 +54,12 @@ class DeltaNet(nn.Module):
     def _declare(self, build: Build, channels: int) -> StateSpec:
         shape, size = self.shape, build.group.size
         heads = {"head": shape.value_heads // size}
-        orders = {"vk": ("head", "value", "key"), "kv": ("head", "key", "value")}
         return StateSpec(
             conv={"qkv": ConvSpec(channels, shape.conv_width, build.dtype)},
             temporal=TensorSpec(
                 sizes={**heads, "value": shape.value_dim, "key": shape.key_dim},
                 dtype=build.state_dtype,
-                order=orders[build.ops.temporal_order],
+                order=build.ops.temporal_orders["gated_delta"],
                 sharded="head",
             ),
             entry={

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..config import ModelFacts
@@ -18,25 +19,44 @@ Rules = Sequence[tuple[str, str | None]]
 """(pattern of a name in the files, the parameter's name here or None if it is not used), the first match wins."""
 
 
-class Block(nn.Module):
+class MixerBlock(nn.Module):
+    """x + mixer(norm(x))"""
+
+    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer_norm, self.mixer = mixer_norm, mixer
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        return x + self.mixer(self.mixer_norm(x), batch)
+
+
+class Block(MixerBlock):
     """x + mixer(norm(x)), then x + mlp(norm(x))"""
 
     def __init__(self, mixer_norm: nn.Module, mixer: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.mixer_norm, self.mixer = mixer_norm, mixer
+        super().__init__(mixer_norm, mixer)
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), batch)
+        x = super().forward(x, batch)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class CausalLM(nn.Module):
     def __init__(
-        self, build: Build, facts: ModelFacts, hidden: int, blocks: list[Block], norm: RMSNorm, *, tied: bool
+        self,
+        build: Build,
+        facts: ModelFacts,
+        hidden: int,
+        blocks: Sequence[MixerBlock],
+        norm: RMSNorm,
+        *,
+        tied: bool,
+        residual_in_fp32: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
+        self.residual_dtype = torch.float32 if residual_in_fp32 else build.dtype
         self.embed = Embedding(build, facts.vocab_size, hidden)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
@@ -44,7 +64,7 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden], normed."""
-        x = self.embed(batch.tokens)
+        x = self.embed(batch.tokens).to(self.residual_dtype)
         for block in self.blocks:
             x = block(x, batch)
         return self.norm(x)

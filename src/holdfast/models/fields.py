@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import ConfigError
+from ..ops.rope.reference import LinearScaling, Llama3Scaling, RotarySpec, Scaling
 
 INERT = frozenset(
     """
@@ -35,7 +37,7 @@ class Fields:
 
     def number(self, *names: str, default: float | None = None) -> float:
         value = self._take(names, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"{self._where}: {names[0]} must be a number, not {value!r}")
         return float(value)
 
@@ -45,10 +47,20 @@ class Fields:
             raise ConfigError(f"{self._where}: {names[0]} must be true or false, not {value!r}")
         return value
 
-    def items(self, name: str, choices: Sequence[str] | None = None) -> tuple[Any, ...]:
+    def interval(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
+        value = self._take((name,), default)
+        if not isinstance(value, (list, tuple)) or len(value) != 2 or not value[0] <= value[1]:
+            raise ConfigError(f"{self._where}: {name} must be [least, most], not {value!r}")
+        return float(value[0]), float(value[1])
+
+    def items(
+        self, name: str, choices: Sequence[str] | None = None, *, length: int | None = None
+    ) -> tuple[Any, ...]:
         value = self._take((name,), None)
         if not isinstance(value, list):
             raise ConfigError(f"{self._where}: {name} must be a list, not {value!r}")
+        if length is not None and len(value) != length:
+            raise ConfigError(f"{self._where}: {name} names {len(value)} layers; num_hidden_layers is {length}")
         for item in value if choices else ():
             if item not in choices:  # type: ignore[operator]
                 raise ConfigError(f"{self._where}: {name} holds {item!r}; this architecture has {', '.join(choices)}")  # type: ignore[arg-type]
@@ -62,13 +74,23 @@ class Fields:
             raise ConfigError(f"{self._where}: {name} must be an object, not {value!r}")
         return Fields(value, f"{self._where}: {name}")
 
-    def only(self, name: str, *allowed: Any) -> None:
-        """A field of which some values are implemented; absent is fine."""
+    def one_group(self, *names: str) -> Fields:
+        """A nested object that goes by several names; if more than one is there, they must agree."""
+        given = [name for name in names if self._values.get(name)]
+        self._read.update(names)
+        for name in given[1:]:
+            if self._values[name] != self._values[given[0]]:
+                raise ConfigError(f"{self._where}: {given[0]} and {name} disagree; leave the right one")
+        return self.group((given or names)[0])
+
+    def only(self, name: str, *allowed: Any) -> Any:
+        """A field of which some values are implemented; absent means the first of them."""
         self._read.add(name)
         value = self._values.get(name, allowed[0])
         if value not in allowed:
             meant = ", ".join(map(repr, allowed))
             raise ConfigError(f"{self._where}: {name}={value!r} is not implemented here, only {meant}")
+        return value
 
     def ignore(self, *names: str) -> None:
         """Fields that have no effect in this architecture."""
@@ -92,15 +114,38 @@ class Fields:
         return default
 
 
-def rope_theta(fields: Fields, default: float) -> tuple[float, Fields]:
-    """The base of default rotary positions, wherever this config keeps it, and the fields beside it."""
-    inner = fields.group("rope_parameters")
-    scaling = fields.group("rope_scaling")
-    for group in (inner, scaling):
-        group.only("rope_type", "default")
-        group.only("type", "default")
-    theta = inner.number("rope_theta", default=fields.number("rope_theta", default=default))
-    for group in (inner, scaling):
-        group.ignore("partial_rotary_factor", "mrope_section", "mrope_interleaved")
-        group.finish()
-    return theta, inner
+def rotary(fields: Fields, *, theta: float, fraction: float | None = None) -> RotarySpec:
+    """Rotary positions, wherever this config keeps them.
+
+    theta     the base, if the config names none
+    fraction  of a head that turns, if the config does not say; None: whole heads, and it may not say otherwise
+    """
+    group = fields.one_group("rope_parameters", "rope_scaling")
+    given = group.number("rope_theta", default=fields.number("rope_theta", default=theta))
+    if fraction is None:
+        for place in (group, fields):
+            place.only("partial_rotary_factor", 1.0, None)
+        fraction = 1.0
+    else:
+        outer = fields.number("partial_rotary_factor", default=fraction)
+        fraction = group.number("partial_rotary_factor", default=outer)
+    scaling = _rotary_scaling(group)
+    group.ignore("mrope_section", "mrope_interleaved")  # all three positions of a text token are the same
+    group.finish()
+    return RotarySpec(given, fraction, scaling)
+
+
+def _rotary_scaling(group: Fields) -> Scaling | None:
+    name = "rope_type" if "rope_type" in group else "type"
+    group.ignore("rope_type", "type")
+    kind = group.only(name, "default", "linear", "llama3")
+    if kind == "linear":
+        return LinearScaling(group.number("factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=group.number("factor"),
+            low=group.number("low_freq_factor"),
+            high=group.number("high_freq_factor"),
+            original_positions=group.integer("original_max_position_embeddings"),
+        )
+    return None

@@ -15,8 +15,9 @@ from ..layers.linear import RMSNorm
 from ..layers.mlp import GatedMLP
 from ..layers.rotary import Rotary
 from ..layers.short_conv import ShortConv
+from ..ops.rope.reference import RotarySpec
 from .base import Architecture, Block, CausalLM, Rules
-from .fields import Fields, rope_theta
+from .fields import Fields, rotary
 
 KINDS = ("conv", "full_attention")
 
@@ -32,7 +33,7 @@ class Lfm2Config:
     conv_width: int
     conv_bias: bool
     tied: bool
-    theta: float
+    rotary: RotarySpec
     max_positions: int
     kinds: tuple[str, ...]
 
@@ -40,7 +41,6 @@ class Lfm2Config:
 def parse(values: Mapping[str, Any]) -> Lfm2Config:
     fields = Fields(values, "config.json")
     layers = fields.integer("num_hidden_layers")
-    theta, _ = rope_theta(fields, default=1_000_000.0)
     config = Lfm2Config(
         vocab_size=fields.integer("vocab_size"),
         hidden=fields.integer("hidden_size", "block_dim"),
@@ -51,7 +51,7 @@ def parse(values: Mapping[str, Any]) -> Lfm2Config:
         conv_width=fields.integer("conv_L_cache", default=3),
         conv_bias=fields.flag("conv_bias", default=False),
         tied=fields.flag("tie_embedding", "tie_word_embeddings", default=True),
-        theta=theta,
+        rotary=rotary(fields, theta=1_000_000.0),
         max_positions=fields.integer("max_position_embeddings", default=128_000),
         kinds=_kinds(fields, layers),
     )
@@ -75,7 +75,7 @@ def _inner_size(fields: Fields) -> int:
 def _kinds(fields: Fields, layers: int) -> tuple[str, ...]:
     if "layer_types" in fields:
         fields.ignore("full_attn_idxs")
-        return fields.items("layer_types", KINDS)[:layers]
+        return fields.items("layer_types", KINDS, length=layers)
     attention = fields.items("full_attn_idxs") if "full_attn_idxs" in fields else range(layers)
     fields.ignore("layer_types")
     return tuple("full_attention" if i in attention else "conv" for i in range(layers))
@@ -87,12 +87,12 @@ def facts(config: Lfm2Config) -> ModelFacts:
 
 def build_model(build: Build, config: Lfm2Config) -> CausalLM:
     head_dim = config.hidden // config.heads
-    rotary = Rotary(config.theta, head_dim, build.max_positions)
+    positions = Rotary(config.rotary, head_dim, build.max_positions)
     attention = AttentionShape(config.hidden, config.heads, config.kv_heads, head_dim, config.eps)
 
     def mixer(name: str, kind: str) -> nn.Module:
         if kind == "full_attention":
-            return Attention(build, name, attention, rotary)
+            return Attention(build, name, attention, positions)
         return ShortConv(build, name, config.hidden, config.conv_width, bias=config.conv_bias)
 
     def norm() -> RMSNorm:

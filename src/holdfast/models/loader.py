@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..distributed.group import Shard
+from ..progress import Progress
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -79,20 +78,21 @@ def load_weights(
 
     `rename` gives the model's name for a name in the files, or None for a tensor that the architecture does not
     use. Parameters on the meta device get memory on `device`; others are filled where they are. Each keeps its
-    dtype, and takes its own part only if it has an attribute `shard`. `progress` draws a bar on stderr; None
-    draws it if stderr is a terminal.
+    dtype, and takes its own part only if it has an attribute `shard`. `progress` is what `Progress` takes as
+    `show`.
     """
     stored = list(_scan(_weight_files(directory)))
     assignments, skipped = _assign(stored, _destinations(model), rename, directory)
-    bar = _ProgressBar(sum(a.source.nbytes for a in assignments), _wanted(progress))
-    bytes_read = 0
-    with torch.no_grad():
+    total, bytes_read = sum(a.source.nbytes for a in assignments), 0
+    bar = Progress(
+        "Loading weights", total, lambda: f"{bar.done / 1e9:.2f}/{total / 1e9:.2f} GB", show=progress
+    )
+    with bar, torch.no_grad():
         for file, group in _by_file(assignments):
             with _open(file) as tensors:
                 for item in group:
                     bytes_read += _fill(item, tensors.get_slice(item.source.name), device)
                     bar.advance(item.source.nbytes)
-    bar.close()
     _check_no_meta(model)
     return LoadReport(tuple(a.name for a in assignments), tuple(skipped), bytes_read)
 
@@ -114,7 +114,9 @@ def _indexed_files(index: Path) -> list[Path]:
         weight_map = json.loads(index.read_text())["weight_map"]
         files = {str(file): str(name) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index} is not an index of weights: no 'weight_map' of names to files") from error
+        raise WeightsError(
+            f"{index} is not an index of weights: no 'weight_map' of names to files"
+        ) from error
     for file, name in files.items():
         if not (index.parent / file).is_file():
             raise WeightsError(f"{index} says that {name} is in {file}, and there is no such file")
@@ -176,7 +178,9 @@ def _assign(
 
 def _check_fits(item: _Assignment) -> None:
     if item.source.dtype not in BYTES:
-        raise WeightsError(f"{item.source} has dtype {item.source.dtype}; it must be one of {', '.join(BYTES)}")
+        raise WeightsError(
+            f"{item.source} has dtype {item.source.dtype}; it must be one of {', '.join(BYTES)}"
+        )
     shape, shard = list(item.target.shape), _shard_of(item.target)
     if shard is not None:
         if shape[shard.axis] != shard.local_size:
@@ -199,7 +203,7 @@ def _fill(item: _Assignment, source: Any, device: torch.device | str) -> int:
     """Copy this rank's part into its parameter, section by section. Returns the bytes read."""
     target, shard = item.target, _shard_of(item.target)
     if target.is_meta:
-        _materialise(target, device)
+        materialise(target, device)
     if shard is None or shard.group.size == 1:
         target.copy_(source[...])
     else:
@@ -208,7 +212,7 @@ def _fill(item: _Assignment, source: Any, device: torch.device | str) -> int:
     return target.numel() * BYTES[item.source.dtype]
 
 
-def _materialise(target: Tensor, device: torch.device | str) -> None:
+def materialise(target: Tensor, device: torch.device | str) -> None:
     """Give a meta tensor memory. It stays the same object, so tied names and attributes such as `shard` hold."""
     real = torch.empty_like(target, device=device)
     if isinstance(target, nn.Parameter):
@@ -220,7 +224,9 @@ def _materialise(target: Tensor, device: torch.device | str) -> None:
 def _check_no_meta(model: nn.Module) -> None:
     """Buffers that no file holds must be computed by the model, on a real device."""
     if left := [name for name, tensor in model.named_buffers() if tensor.is_meta]:
-        raise WeightsError(f"{_some(left)} is on the meta device, and is no weight: the model must compute it")
+        raise WeightsError(
+            f"{_some(left)} is on the meta device, and is no weight: the model must compute it"
+        )
 
 
 def _shard_of(target: Tensor) -> Shard | None:
@@ -231,35 +237,3 @@ def _some(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
-
-
-def _wanted(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
-
-
-class _ProgressBar:
-    """One line on stderr, redrawn at most ten times a second."""
-
-    WIDTH = 30
-
-    def __init__(self, total: int, enabled: bool) -> None:
-        self.total, self.done, self.enabled = total, 0, enabled
-        self.drawn = 0.0
-
-    def advance(self, nbytes: int) -> None:
-        self.done += nbytes
-        now = time.monotonic()
-        if self.enabled and now - self.drawn >= 0.1:
-            self.drawn = now
-            self._draw()
-
-    def close(self) -> None:
-        if self.enabled:
-            self._draw()
-            print(file=sys.stderr)
-
-    def _draw(self) -> None:
-        share = self.done / self.total if self.total else 1.0
-        bar = ("#" * int(share * self.WIDTH)).ljust(self.WIDTH, ".")
-        size = f"{self.done / 1e9:.2f}/{self.total / 1e9:.2f} GB"
-        print(f"\rLoading weights [{bar}] {share:4.0%} {size}", end="", file=sys.stderr, flush=True)

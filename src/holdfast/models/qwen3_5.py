@@ -15,8 +15,9 @@ from ..layers.delta_net import DeltaNet, DeltaNetShape
 from ..layers.linear import RMSNorm
 from ..layers.mlp import GatedMLP
 from ..layers.rotary import Rotary
+from ..ops.rope.reference import RotarySpec
 from .base import Architecture, Block, CausalLM, Rules
-from .fields import Fields, rope_theta
+from .fields import Fields, rotary
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -30,8 +31,7 @@ class Qwen35Config:
     attention: AttentionShape
     delta_net: DeltaNetShape
     tied: bool
-    theta: float
-    rotary_dim: int
+    rotary: RotarySpec
     max_positions: int
     kinds: tuple[str, ...]
 
@@ -50,9 +50,6 @@ def parse(values: Mapping[str, Any]) -> Qwen35Config:
 
 def _parse_text(fields: Fields) -> Qwen35Config:
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps", default=1e-6)
-    head_dim = fields.integer("head_dim", default=256)
-    theta, rope = rope_theta(fields, default=10_000.0)
-    turned = rope.number("partial_rotary_factor", default=fields.number("partial_rotary_factor", default=0.25))
     fields.only("hidden_act", "silu")
     fields.only("attn_output_gate", True)
     fields.only("output_gate_type", "swish", "silu")
@@ -66,7 +63,7 @@ def _parse_text(fields: Fields) -> Qwen35Config:
             hidden=hidden,
             heads=fields.integer("num_attention_heads"),
             kv_heads=fields.integer("num_key_value_heads"),
-            head_dim=head_dim,
+            head_dim=fields.integer("head_dim", default=256),
             eps=eps,
             bias=fields.flag("attention_bias", default=False),
             gated=True,
@@ -82,8 +79,7 @@ def _parse_text(fields: Fields) -> Qwen35Config:
             eps=eps,
         ),
         tied=fields.flag("tie_word_embeddings", default=False),
-        theta=theta,
-        rotary_dim=int(head_dim * turned),
+        rotary=rotary(fields, theta=10_000.0, fraction=0.25),
         max_positions=fields.integer("max_position_embeddings", default=32768),
         kinds=_kinds(fields),
     )
@@ -95,7 +91,7 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
     layers = fields.integer("num_hidden_layers")
     interval = fields.integer("full_attention_interval", default=4)
     if "layer_types" in fields:
-        return fields.items("layer_types", KINDS)[:layers]
+        return fields.items("layer_types", KINDS, length=layers)
     fields.ignore("layer_types")
     return tuple(KINDS[(i + 1) % interval == 0] for i in range(layers))
 
@@ -105,11 +101,11 @@ def facts(config: Qwen35Config) -> ModelFacts:
 
 
 def build_model(build: Build, config: Qwen35Config) -> CausalLM:
-    rotary = Rotary(config.theta, config.rotary_dim, build.max_positions)
+    positions = Rotary(config.rotary, config.attention.head_dim, build.max_positions)
 
     def mixer(name: str, kind: str) -> nn.Module:
         if kind == "full_attention":
-            return Attention(build, name, config.attention, rotary)
+            return Attention(build, name, config.attention, positions)
         return DeltaNet(build, name, config.delta_net)
 
     def norm() -> RMSNorm:

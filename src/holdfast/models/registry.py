@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
-from . import lfm2, qwen3_5
+from . import lfm2, llama, mamba2, qwen3, qwen3_5
 from .base import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
     "Lfm2ForCausalLM": lfm2.ARCHITECTURE,
+    "LlamaForCausalLM": llama.ARCHITECTURE,
+    "Mamba2ForCausalLM": mamba2.ARCHITECTURE,
+    "Qwen3ForCausalLM": qwen3.ARCHITECTURE,
     "Qwen3_5ForCausalLM": qwen3_5.ARCHITECTURE,
     "Qwen3_5ForConditionalGeneration": qwen3_5.ARCHITECTURE,
 }
@@ -25,7 +28,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{directory} has no config.json, so it is not a model as the hub stores them")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(), object_hook=_special_float)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, Mapping):
@@ -33,8 +36,15 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     return values
 
 
+def _special_float(value: dict[str, Any]) -> Any:
+    """Strict JSON has no infinity, so the hub's files spell it {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
 def find(config: Mapping[str, Any]) -> Architecture:
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ConfigError(f"config.json: architectures must be a list of names, not {names!r}")
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,10 +16,18 @@ from .gated_delta import reference as gated_delta
 from .norm import reference as norm
 from .rope import reference as rope
 from .sampling import reference as sampling
+from .ssd import reference as ssd
 from .step import ConvState, StateStep, TemporalState
 
 BLOCK = 32
 """Exact mode: operations on tokens see this many rows, always. A multiple of every CPU vector length."""
+
+UNDIVIDED = 1 << 15
+"""Elements of a tensor that torch leaves to one thread."""
+
+
+TEMPORAL_AXES = {"gated_delta": gated_delta.AXES, "ssd": ssd.AXES}
+"""The temporal state of each recurrent operation that has one: its axes in logical order."""
 
 
 class Ops:
@@ -27,10 +35,12 @@ class Ops:
 
     exact = False
 
-    def __init__(self, name: str = "reference", temporal_order: str = "vk") -> None:
+    def __init__(
+        self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
+    ) -> None:
         self.name = name
-        self.temporal_order = temporal_order
-        """Axis order in which this backend's kernels want the temporal state: 'vk' or 'kv'."""
+        self.temporal_orders = temporal_orders
+        """The order in which this backend's kernels want those axes stored, for each operation."""
 
     # tokens in, tokens out: one row never depends on another
 
@@ -40,8 +50,10 @@ class Ops:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
 
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norm.gated_rms_norm(x, gate, weight, eps)
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
+    ) -> Tensor:
+        return norm.gated_rms_norm(x, gate, weight, eps, gate_first=gate_first)
 
     def l2_norm(self, x: Tensor) -> Tensor:
         return norm.l2_norm(x)
@@ -82,19 +94,51 @@ class Ops:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
 
     def gated_delta(
-        self, q: Tensor, k: Tensor, v: Tensor, log_g: Tensor, beta: Tensor, pool: TemporalState, step: StateStep
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_g: Tensor,
+        beta: Tensor,
+        pool: TemporalState,
+        step: StateStep,
     ) -> Tensor:
-        rule = gated_delta.GatedDelta(gated_delta.ORDERS[self.temporal_order])
+        rule = gated_delta.GatedDelta(self._axes("gated_delta"))
         inputs = {"q": q, "k": k, "v": v, "log_g": log_g, "beta": beta}
         out = torch.full(v.shape, torch.nan, device=v.device)
         return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
+
+    def ssd(
+        self,
+        x: Tensor,
+        b: Tensor,
+        c: Tensor,
+        dt: Tensor,
+        log_decay: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        rule = ssd.SSD(self._axes("ssd"))
+        inputs = {"x": x, "b": b, "c": c, "dt": dt, "log_decay": log_decay}
+        out = torch.full(x.shape, torch.nan, device=x.device)
+        return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
+
+    def _axes(self, operation: str) -> tuple[int, ...]:
+        """Where each logical axis of the operation's state stands in the pool, whose axis 0 is the slot."""
+        stored = self.temporal_orders[operation]
+        return (0, *(1 + stored.index(axis) for axis in TEMPORAL_AXES[operation]))
+
+    # logits to tokens
+
+    def adjust(self, logits: Tensor, rows: sampling.Adjustments) -> Tensor:
+        return sampling.adjust(logits, rows)
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
 
 
 class ExactOps(Ops):
-    """The reference with one tile configuration per operation: a token's bits depend on its own past alone."""
+    """The reference, one tile configuration per operation: a token's bits depend on its own past alone."""
 
     exact = True
 
@@ -104,20 +148,22 @@ class ExactOps(Ops):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return _in_blocks(lambda block: norm.rms_norm(block, weight, eps, zero_centred=zero_centred), x)
 
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _in_blocks(lambda a, b: norm.gated_rms_norm(a, b, weight, eps), x, gate)
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
+    ) -> Tensor:
+        return _undivided(lambda a, b: norm.gated_rms_norm(a, b, weight, eps, gate_first=gate_first), x, gate)
 
     def l2_norm(self, x: Tensor) -> Tensor:
         return _in_blocks(norm.l2_norm, x)
 
     def silu(self, x: Tensor) -> Tensor:
-        return _in_blocks(F.silu, x)
+        return _undivided(F.silu, x)
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        return _in_blocks(torch.sigmoid, x)
+        return _undivided(torch.sigmoid, x)
 
     def softplus(self, x: Tensor) -> Tensor:
-        return _in_blocks(F.softplus, x)
+        return _undivided(F.softplus, x)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return _in_blocks(super().log_softmax, logits)
@@ -125,20 +171,38 @@ class ExactOps(Ops):
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return _in_blocks(rope.rotate, x, cos, sin)
 
+    def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
+        """Row by row: noise is made by logarithms, whose last bit depends on where in a batch they stand."""
+        if not rows.draws or len(logits) < 2:
+            return sampling.sample(logits, rows)
+        return torch.cat([sampling.sample(logits[i : i + 1], rows.row(i)) for i in range(len(logits))])
 
-def _in_blocks(op: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """op over BLOCK rows at a time, the last block filled up with zeros."""
+
+def _in_blocks(op: Callable[..., Tensor], *rows: Tensor, size: int = BLOCK) -> Tensor:
+    """op over `size` rows at a time, the last block filled up with zeros."""
     count = len(rows[0])
     if not count:
         return op(*rows)
-    missing = -count % BLOCK
+    missing = -count % size
     padded = [torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) for x in rows]
-    blocks = [op(*(x[i : i + BLOCK] for x in padded)) for i in range(0, count, BLOCK)]
+    blocks = [op(*(x[i : i + size] for x in padded)) for i in range(0, count, size)]
     return torch.cat(blocks)[:count]
+
+
+def _undivided(op: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """In blocks that torch does not divide among threads: the end of a thread's share is computed by other
+    instructions, to other bits. A row too wide for that goes alone, and is divided as every other is."""
+    narrow = BLOCK * rows[0][:1].numel() <= UNDIVIDED
+    return _in_blocks(op, *rows, size=BLOCK if narrow else 1)
 
 
 def choose(name: str, *, exact: bool) -> Ops:
     if name not in BACKENDS:
         raise ConfigError(f"backend={name!r} is not one of {', '.join(BACKENDS)}")
     kind = ExactOps if exact else Ops
-    return kind(name, temporal_order="kv" if name == "reference_kv" else "vk")
+    return kind(name, _swapped(TEMPORAL_AXES) if name == "reference_kv" else TEMPORAL_AXES)
+
+
+def _swapped(orders: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Every state with its last two axes the other way round."""
+    return {operation: (*order[:-2], order[-1], order[-2]) for operation, order in orders.items()}

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from ..config import CHUNK
-from .step import StateStep, TemporalState
+from .step import StateStep, TemporalState, Windows
 
 Entries = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
 
 
 class Recurrence(Protocol):
-    """One mixer's mathematics. N lanes, T tokens, L journal places; state [N, ...] in float32, logical axes."""
+    """One mixer's mathematics. N lanes, T tokens, L places; state [N, ...] in float32, logical axes."""
 
-    axes: tuple[int, ...]
-    """Where each logical axis of the state stands in the pool, whose axis 0 is the slot."""
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Where each logical axis of the state stands in the pool, whose axis 0 is the slot."""
+        ...
 
     def entries(self, inputs: Inputs) -> Entries:
         """What these tokens add to the journal, as far as it is known before they see the state."""
@@ -59,9 +61,9 @@ def advance(
     """
     vectorised = step.num_windows if step.tree is not None or not exact else 0
     if vectorised:
-        _advance_windows(rule, inputs, pool, step.lanes(0, vectorised), out)
+        _advance_windows(rule, inputs, pool, step.windows, out)
     for lane in range(vectorised, len(step.rows)):
-        if int(step.rows[lane]):
+        if step.host[lane][0]:
             _advance_lane(rule, inputs, pool, step, lane, out, exact=exact)
     return out
 
@@ -69,52 +71,132 @@ def advance(
 # --- windows of all lanes at once --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Where a lane's journal since its checkpoint lies: place i holds position base + i, if it is filled."""
+
+    rows: Tensor
+    positions: Tensor
+    filled: Tensor
+
+    @staticmethod
+    def since(rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> _Held:
+        place = torch.arange(places, device=rows.device)
+        filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
+        return _Held(rows[:, None], base[:, None] + place, filled)
+
+    def read(self, pool: TemporalState) -> Entries:
+        """Entries [N, places, ...], zero where none is."""
+        found = {name: ring[self.rows, self.positions % ring.shape[1]] for name, ring in pool.journal.items()}
+        return {name: torch.where(_like(self.filled, x), x, 0) for name, x in found.items()}
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Tokens of windows that read the same checkpoint: all of a tree, or those on one side of a line.
+
+    here     [N, T]          the tokens that are meant
+    at       [N, T]          the place of each in the journal since the checkpoint
+    visible  [N, T, places]  what each sees
+    token    (lane, token) of each that is meant;  entry  (lane, place) of the same
+    rows, positions          where their entries go
+    """
+
+    here: Tensor
+    at: Tensor
+    visible: Tensor
+    token: tuple[Tensor, Tensor]
+    entry: tuple[Tensor, Tensor]
+    rows: Tensor
+    positions: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, start: Tensor, at: Tensor, here: Tensor, visible: Tensor) -> _Segment:
+        lane, token = here.nonzero(as_tuple=True)
+        at = at.clamp(0, visible.shape[2] - 1)
+        return _Segment(
+            here, at, visible, (lane, token), (lane, at[lane, token]), rows[lane], start[lane] + token
+        )
+
+    def append(self, pool: TemporalState, entries: Entries) -> None:
+        for name, ring in pool.journal.items():
+            ring[self.rows, self.positions % ring.shape[1]] = entries[name][self.entry]
+
+
+@dataclass(frozen=True)
+class _WindowPlan:
+    """What all layers of a step do with its windows."""
+
+    held: _Held
+    first: _Segment
+    crossing: Tensor
+    """Lanes whose window passes the next line ..."""
+    beyond: _Segment
+    """... and their tokens there."""
+
+    @staticmethod
+    def of(windows: Windows) -> _WindowPlan:
+        step, valid = windows.step, windows.valid
+        held = step.position - step.end_base
+        at = held[:, None] + windows.tokens
+        places = step.grid if step.tree is None else step.grid - 1 + step.longest_window
+        place = torch.arange(places, device=at.device)
+        here = valid if step.tree is not None else valid & (at < places)
+        up_to_itself = here[..., None] & (place <= at[..., None])
+        visible = up_to_itself if step.tree is None else _tree_visible(step, held, valid, places)
+        crossing = (valid & ~here).any(1).nonzero().flatten()
+        after, there = at[crossing] - places, (valid & ~here)[crossing]
+        return _WindowPlan(
+            held=_Held.since(step.rows, step.end_base, places, held),
+            first=_Segment.of(step.rows, step.position, at, here, visible),
+            crossing=crossing,
+            beyond=_Segment.of(
+                step.rows[crossing],
+                step.position[crossing],
+                after,
+                there,
+                there[..., None] & (place <= after[..., None]),
+            ),
+        )
+
+
 def _advance_windows(
-    rule: Recurrence, inputs: Inputs, pool: TemporalState, step: StateStep, out: Tensor
+    rule: Recurrence, inputs: Inputs, pool: TemporalState, windows: Windows, out: Tensor
 ) -> None:
-    real = step.rows > 0
+    step = windows.step
+    plan = step.once("journal windows", lambda: _WindowPlan.of(windows))
     state = load(rule, pool, step.read_slot, step.base)
-    folds = (step.end_base > step.base) & real
-    if bool(folds.any()):
-        lanes = folds.nonzero().flatten()
-        whole = _journal(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid)
-        state[lanes] = rounded(rule.fold(state[lanes], whole), pool.saved.dtype)
-        store(rule, pool, step.write_slot[lanes], state[lanes])
+    if len(windows.folding):
+        lanes = windows.folding
+        whole = _Held.since(step.rows[lanes], step.base[lanes], step.grid, step.grid).read(pool)
+        folded = rounded(rule.fold(state[lanes], whole), pool.saved.dtype)
+        store(rule, pool, step.write_slot[lanes], folded)
+        state[lanes] = folded
 
-    tokens = torch.arange(step.longest_window, device=step.rows.device)
-    valid = (tokens < step.counts[:, None]) & real[:, None]
-    flat = torch.where(valid, step.offsets[:-1, None] + tokens, 0)
-    window = {name: x[flat] for name, x in inputs.items()}
-    at = (step.position - step.end_base)[:, None] + tokens
-    held = step.position - step.end_base
-    if step.tree is None:
-        here = valid & (at < step.grid)
-        places = step.grid
-        visible = here[..., None] & (torch.arange(places, device=at.device) <= at[..., None])
-    else:
-        here = valid
-        places = step.grid - 1 + step.longest_window
-        visible = _tree_visible(step, held, valid, places)
-    entries = _journal(pool, step.rows, step.end_base, places, held)
-    fresh = rule.entries(window)
-    _place(entries, fresh, at, here)
-    result = rule.attend(state, entries, window, at.clamp(max=places - 1), visible)
-    out[flat[here]] = result[here].to(out.dtype)
-    _append(pool, step, entries, tokens, at, here)
+    window = {name: windows.take(x) for name, x in inputs.items()}
+    fresh, entries = rule.entries(window), plan.held.read(pool)
+    result = _attend(rule, state, entries, fresh, window, plan.first)
+    plan.first.append(pool, entries)
+    if len(plan.crossing):  # folded in registers only: what lies beyond the line may yet be rejected
+        lanes = plan.crossing
+        state = rounded(rule.fold(state[lanes], _lanes(entries, lanes)), pool.saved.dtype)
+        entries = {name: torch.zeros_like(e) for name, e in _lanes(entries, lanes).items()}
+        later = _attend(rule, state, entries, _lanes(fresh, lanes), _lanes(window, lanes), plan.beyond)
+        plan.beyond.append(pool, entries)
+        result[lanes] = torch.where(_like(plan.beyond.here, later), later, result[lanes])
+    windows.put(out, result)
 
-    crossing = valid & ~here
-    if bool(crossing.any()):  # folded in registers only: what lies beyond the line may yet be rejected
-        lanes = crossing.any(1).nonzero().flatten()
-        beyond = {name: e[lanes] for name, e in entries.items()}
-        state = rounded(rule.fold(state[lanes], beyond), pool.saved.dtype)
-        at, here = at[lanes] - places, crossing[lanes]
-        entries = {name: torch.zeros_like(e) for name, e in beyond.items()}
-        _place(entries, {name: x[lanes] for name, x in fresh.items()}, at, here)
-        visible = here[..., None] & (torch.arange(places, device=at.device) <= at[..., None])
-        window = {name: x[lanes] for name, x in window.items()}
-        result = rule.attend(state, entries, window, at.clamp(min=0), visible)
-        out[flat[lanes][here]] = result[here].to(out.dtype)
-        _append(pool, step, entries, tokens, at, here, lanes)
+
+def _attend(
+    rule: Recurrence, state: Tensor, entries: Entries, fresh: Entries, window: Inputs, segment: _Segment
+) -> Tensor:
+    for name, value in fresh.items():
+        entries[name][segment.entry] = value[segment.token].to(entries[name].dtype)
+    return rule.attend(state, entries, window, segment.at, segment.visible)
+
+
+def _lanes(tensors: Inputs, lanes: Tensor) -> Entries:
+    return {name: x[lanes] for name, x in tensors.items()}
 
 
 def _tree_visible(step: StateStep, held: Tensor, valid: Tensor, places: int) -> Tensor:
@@ -127,40 +209,6 @@ def _tree_visible(step: StateStep, held: Tensor, valid: Tensor, places: int) -> 
         2, node.clamp(0, valid.shape[1] - 1)[:, None, :].expand(-1, valid.shape[1], -1)
     )
     return valid[..., None] & torch.where(inside[:, None], seen, (place < held[:, None])[:, None])
-
-
-def _journal(pool: TemporalState, rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> Entries:
-    """The first `held` entries since base, at places 0 .. held - 1; zero beyond."""
-    place = torch.arange(places, device=rows.device)
-    filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
-    entries = {}
-    for name, ring in pool.journal.items():
-        found = ring[rows[:, None], (base[:, None] + place) % ring.shape[1]]
-        entries[name] = torch.where(_like(filled, found), found, 0)
-    return entries
-
-
-def _place(entries: Entries, fresh: Entries, at: Tensor, here: Tensor) -> None:
-    lane, token = here.nonzero(as_tuple=True)
-    for name, value in fresh.items():
-        entries[name][lane, at[lane, token]] = value[lane, token].to(entries[name].dtype)
-
-
-def _append(
-    pool: TemporalState,
-    step: StateStep,
-    entries: Entries,
-    tokens: Tensor,
-    at: Tensor,
-    here: Tensor,
-    lanes: Tensor | None = None,
-) -> None:
-    rows, position = step.rows, step.position
-    if lanes is not None:
-        rows, position = rows[lanes], position[lanes]
-    lane, token = here.nonzero(as_tuple=True)
-    for name, ring in pool.journal.items():
-        ring[rows[lane], (position[lane] + tokens[token]) % ring.shape[1]] = entries[name][lane, at[lane, token]]
 
 
 def _like(mask: Tensor, x: Tensor) -> Tensor:
@@ -192,7 +240,8 @@ class _Walk:
         count = next(iter(fresh.values())).shape[1]
         first = self.position - self.base
         at = torch.arange(first, first + count, device=self.state.device)[None]
-        _place(self.entries, fresh, at, torch.ones_like(at, dtype=torch.bool))
+        for name, value in fresh.items():
+            self.entries[name][:, first : first + count] = value
         visible = torch.arange(self.grid, device=at.device) <= at[..., None]
         result = self.rule.attend(self.state, self.entries, inputs, at, visible)
         self.position += count
@@ -215,9 +264,16 @@ class _Walk:
 
 
 def _advance_lane(
-    rule: Recurrence, inputs: Inputs, pool: TemporalState, step: StateStep, lane: int, out: Tensor, *, exact: bool
+    rule: Recurrence,
+    inputs: Inputs,
+    pool: TemporalState,
+    step: StateStep,
+    lane: int,
+    out: Tensor,
+    *,
+    exact: bool,
 ) -> None:
-    one = step.lanes(lane, lane + 1)
+    one = step.lane(lane)
     base, position, count = int(one.base), int(one.position), int(one.counts)
     end_base, certain = int(one.end_base), one.num_windows == 0
     walk = _Walk(
@@ -230,12 +286,13 @@ def _advance_lane(
         entries={},
     )
     if position - base >= step.grid:  # the line the last window passed is certain by now
-        walk.entries = _journal(pool, one.rows, one.base, step.grid, step.grid)
+        walk.entries = _Held.since(one.rows, one.base, step.grid, step.grid).read(pool)
         walk.position = base + step.grid
         walk.fold()
         _keep(rule, pool, one, walk)
         walk.position = position
-    walk.entries = _journal(pool, one.rows, one.base * 0 + walk.base, step.grid, position - walk.base)
+    held = _Held.since(one.rows, torch.full_like(one.base, walk.base), step.grid, position - walk.base)
+    walk.entries = held.read(pool)
 
     done = 0
     while done < count:
@@ -291,7 +348,8 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 def load(rule: Recurrence, pool: TemporalState, slots: Tensor, base: Tensor) -> Tensor:
     """Checkpoints in float32, logical axes; zero where base is 0, whose slot is not looked at."""
     state = pool.saved[slots].permute(rule.axes).float().contiguous()
-    return torch.where(_like(base > 0, state), state, 0.0)
+    state[base == 0] = 0.0
+    return state
 
 
 def store(rule: Recurrence, pool: TemporalState, slots: Tensor, state: Tensor) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,13 +24,13 @@ class Export:
 
 @dataclass(frozen=True)
 class Tree:
-    """Windows whose tokens branch. Node i of a window sits at entry position + i; parents come before children."""
+    """Windows whose tokens branch. Node i sits at position + i of its lane; parents come before children."""
 
     ancestors: Tensor  # [windows, T, T] bool: node t sees node i; itself included
     depths: Tensor  # [windows, T]: nodes above it
 
     def sources(self, width: int) -> Tensor:
-        """[windows, T, width]: the node `width - 1 - j` steps above t at j, or -1 - m for m tokens before the window."""
+        """[windows, T, width]: at j the node `width - 1 - j` above t; -1 - m: m tokens before the window."""
         nodes = self.depths.shape[1]
         steps = torch.arange(width - 1, -1, -1, device=self.depths.device)
         wanted = self.depths[:, :, None] - steps
@@ -36,7 +41,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class StateStep:
-    """Lanes are windows first, then runs. Tokens of lane b are offsets[b] .. offsets[b + 1] of the flat batch.
+    """Lanes are windows first, then runs. Lane b has tokens offsets[b] .. offsets[b + 1] of the flat batch.
 
     A *window* is at most max_window tokens, perhaps uncertain: it folds at its start if the journal holds a
     whole line, and never later. A *run* is longer than any window, so its tokens are certain: it folds every
@@ -65,6 +70,26 @@ class StateStep:
     grid: int
     exports: tuple[Export, ...] = ()
     tree: Tree | None = None
+    _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Index arithmetic that every layer needs, done for the first."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    @property
+    def windows(self) -> Windows:
+        return self.once("windows", lambda: Windows(self.lanes(0, self.num_windows)))
+
+    def lane(self, lane: int) -> StateStep:
+        return self.once(("lane", lane), lambda: self.lanes(lane, lane + 1))
+
+    @property
+    def host(self) -> list[tuple[int, int, int, int]]:
+        """(row, count, offset, position) of every lane. Waits for the device."""
+        columns = (self.rows, self.counts, self.offsets[:-1], self.position)
+        return self.once("host", lambda: list(zip(*(c.tolist() for c in columns), strict=True)))
 
     def lanes(self, first: int, last: int) -> StateStep:
         """The same step, seen for some lanes only. Offsets still point into the whole batch."""
@@ -86,6 +111,52 @@ class StateStep:
             ),
             tree=self.tree,
         )
+
+
+class Windows:
+    """The window lanes of a step, padded to one length T: which of their tokens exist, and where they lie."""
+
+    def __init__(self, step: StateStep) -> None:
+        self.step = step
+        self.tokens = torch.arange(step.longest_window, device=step.rows.device)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """[N, T]: token t of the lane exists."""
+        return (self.tokens < self.step.counts[:, None]) & (self.step.rows > 0)[:, None]
+
+    @cached_property
+    def full(self) -> bool:
+        """No lane is padding or shorter than another: the flat batch begins with [N, T] tokens in order."""
+        return bool(self.valid.all())
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """[N, T]: where each token lies in the flat batch; 0 for those that do not exist."""
+        return torch.where(self.valid, self.step.offsets[:-1, None] + self.tokens, 0)
+
+    @cached_property
+    def existing(self) -> tuple[Tensor, Tensor]:
+        """(lane, token) of every token that exists."""
+        return self.valid.nonzero(as_tuple=True)
+
+    @cached_property
+    def folding(self) -> Tensor:
+        """Lanes that begin with a fold."""
+        return ((self.step.end_base > self.step.base) & (self.step.rows > 0)).nonzero().flatten()
+
+    def take(self, x: Tensor) -> Tensor:
+        """[tokens, ...] -> [N, T, ...]"""
+        if self.full:
+            return x[: self.valid.numel()].unflatten(0, self.valid.shape)
+        return x[self.flat]
+
+    def put(self, out: Tensor, result: Tensor) -> None:
+        """[N, T, ...] -> [tokens, ...], for tokens that exist."""
+        if self.full:
+            out[: self.valid.numel()] = result.flatten(0, 1)
+        else:
+            out[self.flat[self.existing]] = result[self.existing].to(out.dtype)
 
 
 @dataclass(frozen=True)

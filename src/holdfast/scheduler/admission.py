@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import Limits
+from ..params import MAX_LISTED
 from ..request import Request
 
 
@@ -22,4 +23,16 @@ def refusal(request: Request, limits: Limits) -> str | None:
                 f"token {token} at place {place} of the prompt is not one of the {limits.vocab_size} of the "
                 "vocabulary; use the tokenizer that belongs to the model"
             )
+    return _unusable(request, limits)
+
+
+def _unusable(request: Request, limits: Limits) -> str | None:
+    """What in the parameters does not fit the model."""
+    params = request.params
+    for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for token in tokens:
+            if not 0 <= token < limits.vocab_size:
+                return f"{name} names token {token}; the vocabulary has 0 to {limits.vocab_size - 1}"
+    if params.min_tokens and (held := len(request.stop_ids)) > MAX_LISTED:
+        return f"min_tokens can hold back {MAX_LISTED} tokens, not {held}; name fewer stop_token_ids"
     return None

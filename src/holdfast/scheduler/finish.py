@@ -12,10 +12,11 @@ def most_tokens(request: Request, max_model_len: int) -> int:
 
 def finish_reason(request: Request, max_model_len: int) -> FinishReason | None:
     """Whether the last token collected is the final one."""
-    token = request.tokens[-1]
-    if token in request.params.stop_token_ids:
+    token, params = request.tokens[-1], request.params
+    may_stop = len(request.tokens) - len(request.prompt) > params.min_tokens
+    if may_stop and token in params.stop_token_ids:
         return FinishReason.STOP
-    if token in request.eos_token_ids and not request.params.ignore_eos:
+    if may_stop and token in request.eos_token_ids and not params.ignore_eos:
         return FinishReason.STOP
     if len(request.tokens) >= most_tokens(request, max_model_len):
         return FinishReason.LENGTH

@@ -90,11 +90,18 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
+        self.finish(request_id, FinishReason.CANCELLED)
+        self._cancelled.append(request)
+        return True
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request for a reason that its tokens do not show. The caller knows: nothing is reported."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
         if not self._waiting.discard(request_id):
             self._leave_row(next(s for s in self._running.values() if s.request is request))
-        self._end(request, FinishReason.CANCELLED)
-        self._cancelled.append(request)
-        self.counters.cancelled += 1
+        self._end(request, reason)
         return True
 
     def take_cancelled(self) -> list[Request]:
@@ -181,6 +188,9 @@ class Scheduler:
                 base=match.resumable_len,
                 params=request.params,
                 seed=request.seed,
+                prompt_len=len(request.prompt),
+                stop_ids=request.stop_ids,
+                scored=len(request.prompt_logprobs),
             )
         )
         plan.pages += admission.pages
@@ -261,6 +271,7 @@ class Scheduler:
             seat = self._running.get(row_result.row)
             if seat is None or seat.generation != row_result.generation:
                 continue  # ended while this step was in flight
+            seat.request.prompt_logprobs += row_result.prompt_logprobs
             if row_result.tokens:
                 self._take_tokens(seat, row_result)
                 advanced.append(seat.request)
@@ -278,12 +289,13 @@ class Scheduler:
             if reason := finish_reason(request, self._limits.max_model_len):
                 self._leave_row(seat)
                 self._end(request, reason)
-                self.counters.finished += 1
                 break
         request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
+        self.counters.cancelled += reason is FinishReason.CANCELLED
+        self.counters.finished += reason is not FinishReason.CANCELLED
         request.finish_reason = reason
         request.pending = 0
         request.metrics.finished = self._clock()

@@ -8,6 +8,8 @@ the others come from the row's ring or from this step's own tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -24,61 +26,105 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState,
     """
     out = torch.full(x.shape, torch.nan, device=x.device)
     if step.num_windows:
-        _windows(x, weight, pool, step.lanes(0, step.num_windows), out)
+        _windows(x, weight, pool, step, out)
     for lane in range(step.num_windows, len(step.rows)):
-        if int(step.rows[lane]):
-            _run(x, weight, pool, step.lanes(lane, lane + 1), out)
+        if step.host[lane][0]:
+            _run(x, weight, pool, step.lane(lane), out)
     return out if bias is None else out + bias.float()
 
 
 def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: Tensor) -> None:
     width = weight.shape[1]
-    real = step.rows > 0
-    earlier = _inputs_before(pool, step, step.position, width)
-    folds = ((step.end_base > step.base) & real).nonzero().flatten()
-    pool.saved[step.write_slot[folds]] = _inputs_before(pool, step, step.end_base, width)[folds]
-
-    tokens = torch.arange(step.longest_window, device=x.device)
-    valid = (tokens < step.counts[:, None]) & real[:, None]
-    flat = torch.where(valid, step.offsets[:-1, None] + tokens, 0)
-    known = torch.cat((earlier, x[flat]), 1)
+    windows = step.windows
+    step = windows.step
+    known = torch.cat((_inputs_before(pool, step, "position", width), windows.take(x)), 1)
+    if len(windows.folding):
+        lanes = windows.folding
+        pool.saved[step.write_slot[lanes]] = _inputs_before(pool, step, "end_base", width)[lanes]
     if step.tree is None:
-        source = (tokens[:, None] + torch.arange(width, device=x.device)).expand(len(step.rows), -1, -1)
+        result = _convolve(known, weight, len(windows.tokens))
     else:
-        source = step.tree.sources(width) + width - 1
-    lanes = torch.arange(len(step.rows), device=x.device)[:, None]
-    result = torch.zeros(known.shape[0], len(tokens), x.shape[1], device=x.device)
-    for j in range(width):
-        result = result + known[lanes, source[..., j]].float() * weight[:, j].float()
-    out[flat[valid]] = result[valid]
-    lane, token = valid.nonzero(as_tuple=True)
-    pool.ring[step.rows[lane], (step.position[lane] + token) % pool.ring.shape[1]] = x[flat[lane, token]]
+        source = step.once(("sources", width), lambda: _tree_sources(step, width))
+        lanes = torch.arange(len(step.rows), device=x.device)[:, None]
+        taps = (known[lanes, source[..., j]].float() * weight[:, j].float() for j in range(width))
+        result = sum(taps, torch.zeros((), device=x.device))
+    windows.put(out, result)
+    lane, token = windows.existing
+    rows, places = step.once(
+        ("ring", pool.ring.shape[1]),
+        lambda: (step.rows[lane], (step.position[lane] + token) % pool.ring.shape[1]),
+    )
+    pool.ring[rows, places] = windows.take(x)[lane, token]
+
+
+def _convolve(known: Tensor, weight: Tensor, count: int) -> Tensor:
+    """known [.., width - 1 + count, channels] -> [.., count, channels], tap by tap in a fixed order."""
+    result = known[..., :count, :].float() * weight[:, 0].float()
+    for j in range(1, weight.shape[1]):
+        result = result + known[..., j : j + count, :].float() * weight[:, j].float()
+    return result
+
+
+def _tree_sources(step: StateStep, width: int) -> Tensor:
+    assert step.tree is not None
+    return step.tree.sources(width) + width - 1
 
 
 def _run(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: Tensor) -> None:
     width, capacity = weight.shape[1], pool.ring.shape[1]
     first, count, position = int(step.offsets[0]), int(step.counts), int(step.position)
-    known = torch.cat((_inputs_before(pool, step, step.position, width)[0], x[first : first + count]))
-    result = torch.zeros(count, x.shape[1], device=x.device)
-    for j in range(width):
-        result = result + known[j : j + count].float() * weight[:, j].float()
-    out[first : first + count] = result
+    known = torch.cat((_inputs_before(pool, step, "position", width)[0], x[first : first + count]))
+    out[first : first + count] = _convolve(known, weight, count)
 
-    lines = [(int(step.end_base), int(step.write_slot))] if int(step.end_base) > int(step.base) else []
-    for line, slot in lines + [(e.line, e.slot) for e in step.exports]:
-        if line >= position:  # known begins at position - (width - 1)
-            pool.saved[slot] = known[line - position : line - position + width - 1]
+    if int(step.end_base) > int(step.base):
+        line = int(step.end_base)
+        # known begins width - 1 before the position; a line further back was passed by the window before
+        if line >= position:
+            before = known[line - position : line - position + width - 1]
         else:
-            at = torch.full_like(step.position, line)
-            pool.saved[slot] = _inputs_before(pool, step, at, width)[0]
+            before = _inputs_before(pool, step, "end_base", width)[0]
+        pool.saved[int(step.write_slot)] = before
+    for export in step.exports:
+        pool.saved[export.slot] = known[export.line - position : export.line - position + width - 1]
     kept = torch.arange(max(0, count - capacity), count, device=x.device)
     pool.ring[step.rows, (position + kept) % capacity] = x[first + kept]
 
 
-def _inputs_before(pool: ConvState, step: StateStep, position: Tensor, width: int) -> Tensor:
-    """[B, width - 1, channels]: the inputs just before each lane's `position`, as they stand before this step."""
+@dataclass(frozen=True)
+class _Before:
+    """Where the width - 1 inputs before a position are: in the slot, in the ring, or before the sequence."""
+
+    slots: Tensor
+    saved: Tensor
+    in_slot: Tensor
+    rows: Tensor
+    ring: Tensor
+    exists: Tensor
+    any_in_slot: bool
+    all_exist: bool
+
+
+def _locate(step: StateStep, position: Tensor, width: int, capacity: int) -> _Before:
     wanted = position[:, None] + torch.arange(1 - width, 0, device=position.device)
-    saved = pool.saved[step.read_slot[:, None], (wanted - step.base[:, None] + width - 1).clamp(0, width - 2)]
-    recent = pool.ring[step.rows[:, None], wanted.clamp(min=0) % pool.ring.shape[1]]
-    found = torch.where((wanted < step.base[:, None])[..., None], saved, recent)
-    return torch.where(((wanted >= 0) & (step.rows > 0)[:, None])[..., None], found, 0)
+    in_slot = ((wanted < step.base[:, None]) & (wanted >= 0))[..., None]
+    exists = ((wanted >= 0) & (step.rows > 0)[:, None])[..., None]
+    return _Before(
+        slots=step.read_slot[:, None],
+        saved=(wanted - step.base[:, None] + width - 1).clamp(0, width - 2),
+        in_slot=in_slot,
+        rows=step.rows[:, None],
+        ring=wanted.clamp(min=0) % capacity,
+        exists=exists,
+        any_in_slot=bool(in_slot.any()),
+        all_exist=bool(exists.all()),
+    )
+
+
+def _inputs_before(pool: ConvState, step: StateStep, cursor: str, width: int) -> Tensor:
+    """[B, width - 1, channels]: the inputs before each lane's `cursor`, as they stand before this step."""
+    capacity = pool.ring.shape[1]
+    at = step.once((cursor, width), lambda: _locate(step, getattr(step, cursor), width, capacity))
+    found = pool.ring[at.rows, at.ring]
+    if at.any_in_slot:
+        found = torch.where(at.in_slot, pool.saved[at.slots, at.saved], found)
+    return found if at.all_exist else torch.where(at.exists, found, 0)

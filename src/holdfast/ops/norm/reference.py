@@ -7,17 +7,24 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
-    """x / rms(x) * weight, or * (1 + weight) where the model stores its weights around zero. Last axis."""
+    """x / rms(x) * weight, or * (1 + weight) where the model stores its weights around zero. Last axis.
+
+    The result has the weight's dtype: a residual stream may be wider than what the layers compute in.
+    """
     normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
     if zero_centred:
-        return (normed * (1.0 + weight.float())).to(x.dtype)
-    return weight * normed.to(x.dtype)
+        return (normed * (1.0 + weight.float())).to(weight.dtype)
+    return weight * normed.to(weight.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x) * silu(gate); the product in float32."""
-    normed = rms_norm(x, weight, eps)
-    return (normed.float() * torch.nn.functional.silu(gate.float())).to(x.dtype)
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
+) -> Tensor:
+    """rms_norm(x) * silu(gate), or rms_norm(x * silu(gate)); the product in float32."""
+    opened = torch.nn.functional.silu(gate.float())
+    if gate_first:
+        return rms_norm(x.float() * opened, weight, eps)
+    return (rms_norm(x, weight, eps).float() * opened).to(weight.dtype)
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:

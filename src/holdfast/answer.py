@@ -1,0 +1,110 @@
+"""What a caller sees of a request: an answer whose text a stop string may end, one of several to a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .request import Completion, FinishReason, Request, RequestOutput
+from .text import StoppingText, Tokenizer
+
+
+class Answer:
+    """A request's. If nobody watches it grow, nor waits for a stop string, its text is made at the end."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, *, streaming: bool = False) -> None:
+        self.request = request
+        self._tokenizer = tokenizer
+        self._text: StoppingText | None = None
+        params = request.params
+        if tokenizer is not None and (streaming or params.stop):
+            self._text = StoppingText(
+                tokenizer.detokenizer(),
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+
+    def advance(self) -> bool:
+        """Read what the request has got. True if a stop string just ended it: its engine must be told."""
+        text, request = self._text, self.request
+        if text is None or text.stop is not None:
+            return False
+        for token in request.tokens[len(request.prompt) + text.tokens :]:
+            if text.push(token):
+                return True
+        if request.finish_reason is not None:
+            text.finish()
+        return False
+
+    @property
+    def finished(self) -> bool:
+        return self._stop is not None or self.request.finish_reason is not None
+
+    @property
+    def length(self) -> int:
+        """Tokens. Whatever came after a stop string was completed is not part of the answer."""
+        if self._text is not None and self._text.stop is not None:
+            return self._text.tokens
+        return len(self.request.tokens) - len(self.request.prompt)
+
+    def completion(self) -> Completion:
+        request, tokens = self.request, self.request.output[: self.length]
+        return Completion(
+            token_ids=tuple(tokens),
+            text=self._read(tokens),
+            finish_reason=request.finish_reason if self._stop is None else FinishReason.STOP,
+            stop_reason=self._stop or _stop_token(request),
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs[: self.length]),
+            metrics=request.metrics,
+        )
+
+    def _read(self, tokens: list[int]) -> str:
+        if self._text is not None:
+            return self._text.text
+        return self._tokenizer.decode(tokens) if self._tokenizer else ""
+
+    @property
+    def _stop(self) -> str | None:
+        return self._text.stop if self._text else None
+
+
+def make_output(answers: Sequence[Answer]) -> RequestOutput:
+    """Of all the answers to one prompt."""
+    first = answers[0].request
+    return RequestOutput(
+        request_id=first.id,
+        prompt_token_ids=first.prompt,
+        outputs=tuple(answer.completion() for answer in answers),
+        prompt_logprobs=None if first.params.prompt_logprobs is None else (None, *first.prompt_logprobs),
+    )
+
+
+def one_for_each_answer(request: Request) -> list[Request]:
+    """The request itself, and one more for each further answer. The prompt is scored once: it is the same."""
+    params = replace(request.params, prompt_logprobs=None)
+    others = (
+        Request(
+            id=f"{request.id}.{number}",
+            prompt=request.prompt,
+            params=params,
+            seed=derived_seed(request.seed, number),
+            eos_token_ids=request.eos_token_ids,
+            priority=request.priority,
+        )
+        for number in range(1, params.n)
+    )
+    return [request, *others]
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Not seed + number: that is the seed that another request may well have."""
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _stop_token(request: Request) -> int | None:
+    last = request.tokens[-1]
+    stopped = request.finish_reason is FinishReason.STOP and last in request.params.stop_token_ids
+    return last if stopped else None

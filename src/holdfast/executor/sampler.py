@@ -1,0 +1,69 @@
+"""Chooses the next token of every lane that asks for one, by the parameters of its row.
+
+What a row needs is known on the host from its start. So the device is asked nothing, and what no row of a
+step needs does not happen: if all are greedy, there is an argmax and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ids import Row
+from ..ops.backend import Ops
+from ..plan import RowStart, RowWork
+from ..request import SamplingParams
+from .inputs import Buffer, Lanes
+from .logprobs import Logprobs, score
+from .tables import RowTables
+
+
+@dataclass(frozen=True)
+class Chosen:
+    tokens: Tensor
+    """[S], for `lanes.choosers`"""
+    logprobs: Logprobs | None
+    wanted: dict[int, int]
+    """Alternatives asked for, by lane; a lane that is absent wants no log-probabilities."""
+
+
+class Sampler:
+    def __init__(self, ops: Ops, tables: RowTables, adjusted: Buffer) -> None:
+        self._ops = ops
+        self._tables = tables
+        self._adjusted = adjusted
+        self._params: dict[Row, SamplingParams] = {}
+
+    def start(self, starts: tuple[RowStart, ...]) -> None:
+        self._params.update((start.row, start.params) for start in starts)
+
+    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Chosen:
+        """Of logits [S, vocab] for `lanes.choosers`, whose tokens will stand at `position`."""
+        work = [lanes.work[lane] for lane in lanes.choosers]
+        params = [self._params[w.row] for w in work]
+        sampling = self._tables.sampling(
+            rows, position, draws=any(p.draws for p in params), truncates=any(p.truncates for p in params)
+        )
+        tokens = self._ops.sample(self._adjust(logits, rows, position, work, lanes.turn), sampling)
+        asked = zip(lanes.choosers, (p.logprobs for p in params), strict=True)
+        wanted = {lane: count for lane, count in asked if count is not None}
+        logprobs = score(self._ops, logits, tokens, max(wanted.values())) if wanted else None
+        return Chosen(tokens, logprobs, wanted)
+
+    def _adjust(
+        self, logits: Tensor, rows: Tensor, position: Tensor, work: list[RowWork], turn: int
+    ) -> Tensor:
+        """A copy in which the rows that ask for it are adjusted; the logits themselves if none does."""
+        asking = [place for place, w in enumerate(work) if self._params[w.row].adjusts]
+        if not asking:
+            return logits
+        places = self._adjusted.fill(asking, turn)
+        lengths = (work[i].position + work[i].tokens for i in asking if self._params[work[i].row].penalises)
+        adjustments = self._tables.adjustments(
+            rows[places],
+            position[places],
+            entries=max(self._tables.num_entries(work[i].row) for i in asking),
+            history=max(lengths, default=0),
+        )
+        return logits.float().index_copy(0, places, self._ops.adjust(logits[places], adjustments))

@@ -1,0 +1,168 @@
+"""What a model and its limits take in bytes, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..config import Costs, Limits, journal_capacity
+from .kv_pool import KVPool
+from .spec import KVSpec, StateSpec
+from .state_pool import StatePool
+
+META = torch.device("meta")
+
+ACTIVATION_COPIES = 6
+"""Float32 values of a step's widest layer that live at once, for each token. An estimate."""
+LOGITS_COPIES = 8
+"""The same for the logits of the rows that choose: they are scaled, sorted, summed up and drawn from."""
+
+
+class Model(Protocol):
+    """A model that has been laid out, on the meta device or a real one."""
+
+    def state_dict(self, *, keep_vars: bool) -> Mapping[str, Any]: ...
+    def buffers(self) -> Iterator[Tensor]: ...
+    def state_specs(self) -> Mapping[str, StateSpec]: ...
+    def kv_specs(self) -> Mapping[str, KVSpec]: ...
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model declares, counted without loading it.
+
+    weights         bytes of all that files hold
+    constants       bytes of what it computes once, such as rotary angles, but for
+    position_bytes  which each position of the context adds
+    widest          values that the widest layer gives for a token, the head aside
+    """
+
+    weights: int
+    constants: int
+    position_bytes: int
+    widest: int
+    state: Mapping[str, StateSpec]
+    kv: Mapping[str, KVSpec]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes by what they are for. Padding is counted where it lies: row 0, slot 0, page 0."""
+
+    weights: int
+    kv: int
+    checkpoints: int
+    journals: int
+    """And rings: what a running request appends to."""
+    tables: int
+    """Of rows and positions: tokens, pages, cursors, how to sample, rotary angles, a step's inputs."""
+    activations: int
+    """The only estimate."""
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes as a function of the limits.
+
+    executor_tables  what the executor keeps for rows and steps; only it knows
+    """
+
+    model: ModelSize
+    executor_tables: Callable[[Limits], int]
+
+    def parts(self, limits: Limits) -> Parts:
+        return Parts(
+            weights=self.model.weights,
+            kv=(limits.num_pages + 1) * self.page(limits.page_size),
+            checkpoints=(limits.num_slots + 1) * self.slot,
+            journals=(limits.max_num_seqs + 1) * self.row(limits.fold_every, limits.max_window),
+            tables=self._tables(limits),
+            activations=self._activations(limits),
+        )
+
+    def page(self, page_size: int) -> int:
+        """One page of KV, every attention layer's part of it; with page_size 1, one token."""
+        return sum(spec.page_bytes(page_size) for spec in self.model.kv.values())
+
+    @property
+    def slot(self) -> int:
+        """One checkpoint, every recurrent layer's part of it."""
+        return sum(spec.slot_bytes() for spec in self.model.state.values())
+
+    def row(self, fold_every: int, max_window: int) -> int:
+        """Journals and rings of one running request."""
+        capacity = journal_capacity(fold_every, max_window)
+        return sum(spec.row_bytes(capacity, max_window) for spec in self.model.state.values())
+
+    def costs(self, page_size: int) -> Costs:
+        page, slot = self.page(page_size), self.slot
+
+        def fixed(limits: Limits) -> int:
+            return self.parts(limits).total - limits.num_pages * page - limits.num_slots * slot
+
+        return Costs(weights=self.model.weights, page=page, slot=slot, fixed=fixed)
+
+    def _tables(self, limits: Limits) -> int:
+        pools = held_bytes(KVPool({}, limits, META), StatePool({}, limits, META))
+        positions = self.model.constants + self.model.position_bytes * max_positions(limits)
+        return pools + positions + self.executor_tables(limits)
+
+    def _activations(self, limits: Limits) -> int:
+        per_token = self.model.widest * ACTIVATION_COPIES
+        per_row = limits.vocab_size * LOGITS_COPIES
+        return 4 * (limits.max_num_batched_tokens * per_token + limits.max_num_seqs * per_row)
+
+
+def max_positions(limits: Limits) -> int:
+    """Positions that a model may be asked for: a window may pass the last token that is kept."""
+    return limits.max_model_len + limits.max_window
+
+
+def measure(lay_out: Callable[[int], Model], vocab_size: int) -> ModelSize:
+    """`lay_out` gives the model for so many positions. Two of them show what a position takes."""
+    model = lay_out(1)
+    stored = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    one, two = _computed_bytes(model), _computed_bytes(lay_out(2))
+    widths = (tensor.shape[0] for tensor in stored.values() if tensor.ndim == 2)
+    return ModelSize(
+        weights=sum(tensor.nbytes for tensor in stored.values()),
+        constants=2 * one - two,
+        position_bytes=two - one,
+        widest=max((width for width in widths if width != vocab_size), default=0),
+        state=model.state_specs(),
+        kv=model.kv_specs(),
+    )
+
+
+def _computed_bytes(model: Model) -> int:
+    stored = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(buffer.nbytes for buffer in model.buffers() if id(buffer) not in stored)
+
+
+def held_bytes(*holders: object) -> int:
+    """Bytes of all the tensors that these objects hold, however deep, each counted once."""
+    tensors: dict[int, Tensor] = {}
+    seen: set[int] = set()
+    left = list(holders)
+    while left:
+        item = left.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            tensors[id(item)] = item
+        elif isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, (list, tuple)):
+            left += item
+        elif type(item).__module__.startswith("holdfast."):
+            left += getattr(item, "__dict__", {}).values()
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,0 +1,41 @@
+"""What every test may rely on, in the environment without torch as well."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+# processes that a test starts find the same source tree as the test
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
+
+# a deadline per example only measures how busy the machine is
+hypothesis.settings.register_profile("holdfast", deadline=None)
+hypothesis.settings.load_profile("holdfast")
+
+
+def pytest_configure() -> None:
+    if HAS_TORCH:
+        from holdfast.cpu_isa import ensure_safe_bf16
+
+        ensure_safe_bf16()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if "gpu" in item.keywords]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_gpu() -> bool:
+    if not HAS_TORCH:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

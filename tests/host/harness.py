@@ -1,0 +1,139 @@
+"""The engine's loop around the fake, with everything checked at every turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.cache import CacheManager
+from holdfast.config import Limits
+from holdfast.plan import StepPlan
+from holdfast.request import FinishReason, Request, SamplingParams
+from holdfast.scheduler import Scheduler
+from holdfast.scheduler.scheduler import Publish, publish_nothing
+
+from .fake import FakeExecutor, Loses, expected_output, never
+
+
+def make_limits(**changes: int) -> Limits:
+    sizes = {
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 24,
+        "vocab_size": 97,
+        "page_size": 4,
+        "num_pages": 32,
+        "num_slots": 6,
+        "fold_every": 2,
+        "max_window": 1,
+    }
+    return Limits(**{**sizes, **changes})
+
+
+def make_request(
+    id_: str, prompt: tuple[int, ...], *, priority: int = 0, eos: frozenset[int] = frozenset(), **params: Any
+) -> Request:
+    return Request(id_, prompt, SamplingParams(**params), priority=priority, eos_token_ids=eos)
+
+
+@dataclass
+class Harness:
+    """Keeps up to `depth` steps in flight while the next one is planned."""
+
+    limits: Limits
+    depth: int = 0
+    prefix_reuse: bool = False
+    publish: Publish = publish_nothing
+    loses: Loses = never
+    ended: dict[str, Request] = field(default_factory=dict)
+    plans: list[StepPlan] = field(default_factory=list)
+    turns: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = CacheManager(self.limits, prefix_reuse=self.prefix_reuse)
+        self.device = FakeExecutor(self.limits, loses=self.loses)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.limits, self.cache, clock=lambda: self.now, publish=self.publish)
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.submit(request)
+
+    def cancel(self, request_id: str) -> bool:
+        cancelled = self.scheduler.cancel(request_id)
+        self.check()
+        return cancelled
+
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.device.launch(plan)
+            self.plans.append(plan)
+        self.check()
+        return plan
+
+    def collect(self) -> list[Request]:
+        requests = self.scheduler.collect(self.device.collect())
+        assert len({r.id for r in requests}) == len(requests)
+        for request in requests:
+            assert request.id not in self.ended, f"{request.id} goes on after its end"
+        self._note(r for r in requests if r.finish_reason)
+        self.check()
+        return requests
+
+    def turn(self) -> list[Request]:
+        """One turn of an engine: plan, launch, collect what is too far behind."""
+        self.now += 1.0
+        self.turns += 1
+        plan = self.launch()
+        requests: list[Request] = []
+        if self.device.in_flight and (plan is None or len(self.device.in_flight) > self.depth):
+            requests = self.collect()
+        else:
+            unserved = self.scheduler.num_running + self.scheduler.num_waiting
+            assert plan is not None or not unserved, "nothing runs and nothing will"
+        self._note(self.scheduler.take_cancelled())
+        return requests
+
+    def drain(self, most_turns: int = 10_000) -> None:
+        for _ in range(most_turns):
+            if not self.scheduler.has_work:
+                break
+            self.turn()
+        assert not self.scheduler.has_work, f"still at work after {most_turns} turns"
+        self.check_idle()
+
+    def check(self) -> None:
+        audit = self.cache.check()
+        assert audit.clean, audit
+
+    def check_idle(self) -> None:
+        audit = self.cache.check()
+        assert audit.clean, audit
+        for census in (audit.rows, audit.slots, audit.pages):
+            assert census.free + census.idle == census.total, audit
+
+    def check_answer(self, request: Request) -> None:
+        """Exactly the pure function's tokens; a beginning of them if the request was cancelled."""
+        wanted = expected_output(request.prompt, request.params, request.eos_token_ids, self.limits)
+        if request.finish_reason is FinishReason.CANCELLED:
+            assert request.output == wanted[: len(request.output)]
+            assert len(request.output) < len(wanted)
+            return
+        stopped = wanted[-1] in request.params.stop_token_ids or (
+            wanted[-1] in request.eos_token_ids and not request.params.ignore_eos
+        )
+        assert request.output == wanted
+        assert request.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        times = request.metrics
+        assert (
+            times.first_scheduled is not None and times.first_token is not None and times.finished is not None
+        )
+        assert times.arrived <= times.first_scheduled <= times.first_token <= times.finished
+
+    def _note(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            assert request.id not in self.ended, f"{request.id} ended twice"
+            self.ended[request.id] = request
+            self.check_answer(request)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cache.free_list import FreeList, OwnershipError
+from holdfast.ids import Page, Row
+
+
+def test_hands_out_lowest_first_and_never_zero() -> None:
+    free = FreeList(Row, 3)
+    assert [free.take(), free.take(), free.take()] == [1, 2, 3]
+    free.release(Row(3))
+    free.release(Row(1))
+    assert list(free) == [1, 3]
+    assert free.take() == 1
+    assert isinstance(free.take(), Row)
+
+
+def test_refuses_what_it_did_not_hand_out() -> None:
+    free = FreeList(Page, 2)
+    page = free.take()
+    free.release(page)
+    with pytest.raises(OwnershipError, match="twice"):
+        free.release(page)
+    for stranger in (Page(0), Page(3)):
+        with pytest.raises(OwnershipError, match="not one of"):
+            free.release(stranger)
+
+
+def test_empty() -> None:
+    free = FreeList(Page, 0)
+    assert not free
+    with pytest.raises(OwnershipError, match="taken"):
+        free.take()

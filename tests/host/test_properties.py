@@ -1,0 +1,222 @@
+"""Random traffic over tiny pools, against a device that checks every read.
+
+Every request ends exactly once, with exactly the tokens it would get alone; nothing leaks, nothing starves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from holdfast.config import Limits
+from holdfast.plan import Grant
+from holdfast.request import Request, SamplingParams
+from holdfast.scheduler.scheduler import Publish, publish_nothing
+
+from .examples import EXAMPLES
+from .fake import Loses, never
+from .harness import Harness
+
+VOCAB = 29
+
+
+@st.composite
+def small_limits(draw: st.DrawFn, spare_pages: tuple[int, ...], num_slots: tuple[int, ...]) -> Limits:
+    """Pools that hold one request of full length, and `spare_pages` more."""
+    page_size = draw(st.sampled_from([2, 4, 8]))
+    fold_every = draw(st.sampled_from([n for n in (1, 2, 4, 8) if n <= page_size]))
+    limits = Limits(
+        max_num_seqs=draw(st.sampled_from([4, 3, 2, 1])),
+        max_num_batched_tokens=draw(st.sampled_from([16, 8, 64, 5, 3, 2, 1])),
+        max_model_len=draw(st.sampled_from([16, 24, 31, 36, 8])),
+        vocab_size=VOCAB,
+        page_size=page_size,
+        num_pages=0,
+        num_slots=draw(st.sampled_from(num_slots)),
+        fold_every=fold_every,
+        max_window=draw(st.integers(1, min(2, fold_every))),
+    )
+    return replace(limits, num_pages=limits.pages_per_row + draw(st.sampled_from(spare_pages)))
+
+
+TIGHT = small_limits(spare_pages=(0, 1, 2, 4, 9), num_slots=(6, 4, 3, 2, 1, 0))
+ROOMY = small_limits(spare_pages=(24, 48, 12), num_slots=(12, 24, 8, 6, 0))
+
+
+def lines(kind: str, page_size: int) -> Publish:
+    """Which lines to publish, from the sensible to the useless."""
+
+    def next_boundary(request: Request) -> int | None:
+        return (request.planned // page_size + 1) * page_size
+
+    def end_of_known(request: Request) -> int | None:
+        return max(1, (request.known - 1) // page_size) * page_size
+
+    def too_late(request: Request) -> int | None:
+        return max(1, request.planned // page_size) * page_size
+
+    def seldom_reached(request: Request) -> int | None:
+        return (request.planned // page_size + 3) * page_size if request.planned % 3 else None
+
+    kinds = (next_boundary, end_of_known, too_late, seldom_reached, publish_nothing)
+    return next(policy for policy in kinds if policy.__name__ == kind)
+
+
+def lossy(grant: Grant) -> bool:
+    return (grant.line + grant.slot) % 3 == 0
+
+
+POLICIES = st.sampled_from(["end_of_known", "next_boundary", "seldom_reached", "too_late", "publish_nothing"])
+LOSSES: st.SearchStrategy[Loses] = st.sampled_from([never, lossy])
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request in outline, made to fit the limits when it is submitted. Prompts share their beginnings."""
+
+    stem: int
+    length: int
+    tail: tuple[int, ...]
+    max_tokens: int
+    priority: int
+    eos: frozenset[int]
+    ignore_eos: bool
+    stop: tuple[int, ...]
+
+    def request(self, id_: str, limits: Limits) -> Request:
+        stem = [(self.stem * 5 + i * i) % VOCAB for i in range(self.length)]
+        prompt = (*stem, *self.tail)[: limits.max_model_len - 1]
+        params = SamplingParams(
+            max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, stop_token_ids=self.stop
+        )
+        return Request(id_, prompt, params, eos_token_ids=self.eos, priority=self.priority)
+
+
+ASKS = st.builds(
+    Ask,
+    stem=st.integers(0, 1),
+    length=st.sampled_from([4, 9, 6, 14, 1, 24, 34]),
+    tail=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+    max_tokens=st.sampled_from([12, 20, 30, 5, 2, 1]),
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
+    eos=st.sampled_from([frozenset(), frozenset(), frozenset({1, 2})]),
+    ignore_eos=st.booleans(),
+    stop=st.sampled_from([(), (), (4, 5)]),
+)
+
+
+def most_turns(harness: Harness, requests: int) -> int:
+    """The oldest running request is never pre-empted and gets on whenever no step in flight holds it up."""
+    return (requests + 1) * (harness.limits.max_model_len + 2) * (harness.depth + 2)
+
+
+ARRIVALS = st.lists(st.tuples(st.sampled_from([0, 0, 1, 6]), ASKS), min_size=3, max_size=9)
+CANCELS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=2)
+
+
+def serve(harness: Harness, arrivals: list[tuple[int, Ask]], cancels: list[tuple[int, int]]) -> None:
+    """Submit each after so many turns, then cancel some; all must end, and end right."""
+    for number, (gap, ask) in enumerate(arrivals):
+        for _ in range(gap):
+            harness.turn()
+        harness.submit(ask.request(f"r{number}", harness.limits))
+    for gap, number in cancels:
+        for _ in range(gap):
+            harness.turn()
+        harness.cancel(f"r{number}")
+    harness.drain(most_turns(harness, len(arrivals)))
+    assert sorted(harness.ended) == sorted(f"r{n}" for n in range(len(arrivals)))
+
+
+@EXAMPLES
+@given(
+    limits=TIGHT,
+    depth=st.integers(0, 3),
+    reuse=st.booleans(),
+    policy=POLICIES,
+    loses=LOSSES,
+    arrivals=ARRIVALS,
+    cancels=CANCELS,
+)
+def test_under_pressure(
+    limits: Limits,
+    depth: int,
+    reuse: bool,
+    policy: str,
+    loses: Loses,
+    arrivals: list[tuple[int, Ask]],
+    cancels: list[tuple[int, int]],
+) -> None:
+    harness = Harness(limits, depth, reuse, lines(policy, limits.page_size), loses)
+    serve(harness, arrivals, cancels)
+    target(harness.scheduler.counters.preempted, label="pre-emptions")
+
+
+@EXAMPLES
+@given(
+    limits=ROOMY, depth=st.integers(0, 3), policy=POLICIES, loses=LOSSES, arrivals=ARRIVALS, cancels=CANCELS
+)
+def test_with_shared_prefixes(
+    limits: Limits,
+    depth: int,
+    policy: str,
+    loses: Loses,
+    arrivals: list[tuple[int, Ask]],
+    cancels: list[tuple[int, int]],
+) -> None:
+    harness = Harness(limits, depth, True, lines(policy, limits.page_size), loses)
+    serve(harness, arrivals, cancels)
+
+
+class Traffic(RuleBasedStateMachine):
+    """The same, with submitting, launching, collecting and cancelling in any order at all."""
+
+    @initialize(limits=TIGHT | ROOMY, reuse=st.booleans(), policy=POLICIES, loses=LOSSES)
+    def begin(self, limits: Limits, reuse: bool, policy: str, loses: Loses) -> None:
+        self.harness = Harness(limits, 3, reuse, lines(policy, limits.page_size), loses)
+        self.submitted = 0
+
+    @precondition(lambda self: self.submitted < 12)
+    @rule(ask=ASKS)
+    def submit(self, ask: Ask) -> None:
+        self.harness.submit(ask.request(f"r{self.submitted}", self.harness.limits))
+        self.submitted += 1
+
+    @precondition(lambda self: len(self.harness.device.in_flight) <= 3)
+    @rule(times=st.integers(1, 4))
+    def launch(self, times: int) -> None:
+        for _ in range(min(times, 4 - len(self.harness.device.in_flight))):
+            self.harness.launch()
+
+    @precondition(lambda self: self.harness.device.in_flight)
+    @rule(times=st.integers(1, 4))
+    def collect(self, times: int) -> None:
+        for _ in range(min(times, len(self.harness.device.in_flight))):
+            self.harness.collect()
+
+    @rule(times=st.integers(1, 20))
+    def turn(self, times: int) -> None:
+        for _ in range(times):
+            self.harness.turn()
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        id_ = f"r{data.draw(st.integers(0, self.submitted - 1))}"
+        live = id_ not in self.harness.ended and id_ not in self.cancelled()
+        assert self.harness.cancel(id_) == live
+
+    def cancelled(self) -> list[str]:
+        return [r.id for r in self.harness.scheduler._cancelled]
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.drain(most_turns(self.harness, self.submitted))
+            assert sorted(self.harness.ended) == sorted(f"r{n}" for n in range(self.submitted))
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(EXAMPLES, max_examples=EXAMPLES.max_examples // 2, stateful_step_count=30)

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.ids import Row
+from holdfast.plan import RowResult, StepPlan, StepResult
+from holdfast.request import FinishReason, Rejected, Request, TokenLogprob
+
+from .fake import expected_output
+from .harness import Harness, make_limits, make_request
+
+
+def prompt(length: int, first: int = 1) -> tuple[int, ...]:
+    return tuple(range(first, first + length))
+
+
+def planned(harness: Harness) -> StepPlan:
+    plan = harness.launch()
+    assert plan is not None
+    return plan
+
+
+def shape(plan: StepPlan) -> list[tuple[int, int, bool]]:
+    return [(work.row, work.tokens, work.sample) for work in plan.work]
+
+
+# --- one request ---
+
+
+def test_a_prompt_then_a_token_a_step() -> None:
+    harness = Harness(make_limits())
+    harness.submit(make_request("a", prompt(5), max_tokens=3))
+    harness.drain()
+    assert [shape(plan) for plan in harness.plans] == [[(1, 5, True)], [(1, 1, True)], [(1, 1, True)]]
+    assert [work.position for plan in harness.plans for work in plan.work] == [0, 5, 6]
+    (start,) = harness.plans[0].starts
+    assert (start.tokens, start.generation, start.own_slot, start.read_slot, start.base) == (
+        prompt(5),
+        1,
+        1,
+        0,
+        0,
+    )
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_no_step_is_planned_past_the_end(depth: int) -> None:
+    harness = Harness(make_limits(), depth)
+    harness.submit(make_request("a", prompt(5), max_tokens=3))
+    harness.drain()
+    assert len(harness.plans) == 3
+    harness = Harness(make_limits(max_model_len=8), depth)
+    harness.submit(make_request("a", prompt(5), max_tokens=300))
+    harness.drain()
+    assert len(harness.plans) == 3
+    assert len(harness.ended["a"].tokens) == 8
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_an_end_of_text_is_seen_late_and_the_rest_is_dropped(depth: int) -> None:
+    limits = make_limits()
+    answer = expected_output(prompt(5), make_request("a", ()).params, frozenset(), limits)
+    eos = frozenset({answer[2]})
+    assert answer.index(answer[2]) == 2
+    harness = Harness(limits, depth)
+    harness.submit(make_request("a", prompt(5), eos=eos))
+    harness.drain()
+    assert harness.ended["a"].output == answer[:3]
+    assert harness.ended["a"].finish_reason is FinishReason.STOP
+    assert len(harness.plans) == 3 + depth
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_samples_at_its_end() -> None:
+    harness = Harness(make_limits(max_model_len=300, max_num_batched_tokens=100, num_pages=80))
+    harness.submit(make_request("a", (1,) * 200, max_tokens=1))
+    harness.drain()
+    assert [shape(plan)[0][1:] for plan in harness.plans] == [(64, False), (64, False), (72, True)]
+
+
+def test_times_and_counts() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=4))
+    request = make_request("a", prompt(6), max_tokens=2)
+    harness.submit(request)
+    harness.drain()
+    metrics = request.metrics
+    assert (metrics.arrived, metrics.first_scheduled, metrics.first_token, metrics.finished) == (0, 1, 2, 3)
+    counters = harness.scheduler.counters
+    assert (counters.submitted, counters.finished, counters.steps, counters.planned_tokens) == (1, 1, 3, 7)
+
+
+def test_logprobs_stop_where_the_tokens_stop() -> None:
+    harness = Harness(make_limits())
+    request = make_request("a", prompt(3), eos=frozenset({8}), logprobs=0)
+    harness.submit(request)
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    tokens = (7, 8, 9)
+    row = RowResult(Row(1), 1, 3, tokens, tuple(TokenLogprob(t, -1.0) for t in tokens))
+    assert harness.scheduler.collect(StepResult(plan.step, (row,))) == [request]
+    assert request.output == [7, 8]
+    assert [entry.token_id for entry in request.logprobs] == [7, 8]
+
+
+# --- several requests in a step ---
+
+
+def test_windows_come_before_runs_and_runs_before_newcomers() -> None:
+    harness = Harness(make_limits(max_num_seqs=4, max_num_batched_tokens=8))
+    harness.submit(make_request("a", prompt(4)))
+    harness.turn()
+    harness.submit(make_request("b", prompt(15)))
+    harness.turn()  # b absorbs 7
+    harness.submit(make_request("c", prompt(3)))
+    assert shape(planned(harness)) == [(1, 1, True), (2, 7, False)]
+    harness.collect()
+    assert shape(planned(harness)) == [(1, 1, True), (2, 1, True), (3, 3, True)]
+
+
+def test_an_older_run_leaves_the_windows_their_tokens_but_is_never_starved() -> None:
+    harness = Harness(make_limits(max_num_seqs=3, max_num_batched_tokens=3))
+    for id_, priority in (("a", 1), ("b", 1)):
+        harness.submit(make_request(id_, prompt(1), priority=priority))
+    harness.turn()
+    harness.submit(make_request("urgent", prompt(9), priority=0))
+    harness.turn()
+    assert shape(harness.plans[-1]) == [(1, 1, True), (2, 1, True), (3, 1, False)]
+    harness.turn()
+    assert shape(harness.plans[-1]) == [(3, 1, False), (1, 1, True), (2, 1, True)]
+
+
+def test_with_a_budget_of_one_the_oldest_goes_first() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=1))
+    harness.submit(make_request("a", prompt(2), max_tokens=3), make_request("b", prompt(3), max_tokens=2))
+    harness.drain()
+    assert [(work.row, work.generation) for plan in harness.plans for work in plan.work] == [(1, 1)] * 4 + [
+        (1, 2)
+    ] * 4
+
+
+def test_priority_decides_who_is_admitted() -> None:
+    harness = Harness(make_limits(max_num_seqs=1))
+    for id_, priority in (("late", 1), ("a", 0), ("b", 0), ("now", -1)):
+        harness.submit(make_request(id_, prompt(3), priority=priority, max_tokens=2))
+    harness.drain()
+    assert list(harness.ended) == ["now", "a", "b", "late"]
+
+
+def test_small_requests_do_not_overtake_a_large_one() -> None:
+    harness = Harness(make_limits(num_pages=7))
+    harness.submit(make_request("a", prompt(12)))
+    harness.turn()
+    harness.submit(make_request("large", prompt(15)), make_request("small", prompt(1)))
+    harness.turn()
+    assert (harness.scheduler.num_running, harness.scheduler.num_waiting) == (1, 2)
+    harness.drain()
+    assert next(iter(harness.ended)) == "a"
+
+
+def test_a_newcomer_needs_a_page_to_spare_unless_alone() -> None:
+    harness = Harness(make_limits(num_pages=7))
+    harness.submit(make_request("a", prompt(15)), make_request("b", prompt(12)))
+    assert len(planned(harness).work) == 1  # four pages and three: none to spare
+    harness = Harness(make_limits(num_pages=7))
+    harness.submit(make_request("a", prompt(15)), make_request("b", prompt(8)))
+    assert len(planned(harness).starts) == 2
+
+
+# --- when pages run out ---
+
+
+def crowded(depth: int) -> Harness:
+    """Two requests that fit together, until the elder needs another page: the younger has to go."""
+    harness = Harness(make_limits(num_pages=7, max_num_batched_tokens=32), depth)
+    harness.submit(
+        make_request("a", prompt(10), max_tokens=12), make_request("b", prompt(11, 40), max_tokens=8)
+    )
+    return harness
+
+
+def turn_until_preempted(harness: Harness) -> None:
+    while not harness.scheduler.counters.preempted:
+        harness.turn()
+        assert harness.turns < 30, "nobody was pre-empted"
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_the_youngest_is_preempted_and_keeps_its_tokens(depth: int) -> None:
+    harness = crowded(depth)
+    turn_until_preempted(harness)
+    victim = harness.scheduler._waiting.head
+    assert victim is not None and victim.id == "b"
+    kept = list(victim.tokens)
+    assert len(kept) > 10 and victim.planned == victim.pending == 0
+    harness.drain()
+    restart = [start for plan in harness.plans for start in plan.starts][-1]
+    assert restart.tokens == tuple(kept)
+    assert list(harness.ended) == ["a", "b"]
+    assert harness.ended["b"].metrics.preemptions == 1 and harness.ended["a"].metrics.preemptions == 0
+
+
+def test_a_victim_sits_out_while_its_step_is_in_flight() -> None:
+    harness = crowded(depth=1)
+    for _ in range(20):
+        harness.launch()
+        if any(seat.leaving for seat in harness.scheduler._running.values()):
+            break
+        if len(harness.device.in_flight) > 1:
+            harness.collect()
+    (victim,) = (seat for seat in harness.scheduler._running.values() if seat.leaving)
+    assert victim.request.id == "b"
+    while harness.scheduler.num_waiting == 0:
+        held = harness.cache.check().pages.held
+        plan = harness.launch()
+        assert plan is None or victim.row not in {work.row for work in plan.work}
+        assert harness.cache.check().pages.held == held, "nothing of the victim is used before it has gone"
+        harness.collect()
+    harness.drain()
+    assert victim.request.metrics.preemptions == 1
+
+
+def test_the_youngest_may_be_the_one_that_needs_the_page() -> None:
+    harness = Harness(make_limits(num_pages=7, max_num_batched_tokens=32))
+    harness.submit(
+        make_request("a", prompt(11), max_tokens=12), make_request("b", prompt(10, 40), max_tokens=8)
+    )
+    turn_until_preempted(harness)
+    assert [seat.request.id for seat in harness.scheduler._running.values()] == ["a"]
+    harness.drain()
+
+
+def test_pages_on_their_way_are_waited_for_and_nobody_is_preempted() -> None:
+    harness = Harness(make_limits(num_pages=7, max_num_batched_tokens=32), depth=1)
+    harness.submit(
+        make_request("a", prompt(11), max_tokens=12), make_request("b", prompt(10, 40), max_tokens=9)
+    )
+    harness.launch()
+    harness.launch()
+    harness.cancel("b")
+    assert harness.cache.returning
+    harness.drain()
+    assert harness.scheduler.counters.preempted == 0
+
+
+def test_one_request_can_have_every_page() -> None:
+    limits = make_limits(max_num_seqs=2)
+    limits = make_limits(max_num_seqs=2, num_pages=limits.pages_per_row)
+    harness = Harness(limits, depth=1)
+    for id_ in "abc":
+        harness.submit(make_request(id_, prompt(10, ord(id_) - 96), max_tokens=100))
+    harness.drain()
+    assert [len(request.tokens) for request in harness.ended.values()] == [24, 24, 24]
+
+
+# --- leaving early ---
+
+
+def test_cancelling_a_request_that_waits() -> None:
+    harness = Harness(make_limits(max_num_seqs=1))
+    harness.submit(make_request("a", prompt(3), max_tokens=2), make_request("b", prompt(3)))
+    harness.turn()
+    assert harness.cancel("b")
+    assert not harness.cancel("b")
+    assert [request.id for request in harness.scheduler.take_cancelled()] == ["b"]
+    assert harness.scheduler.take_cancelled() == []
+    harness.drain()
+
+
+def test_cancelling_the_only_request_leaves_it_to_be_reported() -> None:
+    harness = Harness(make_limits())
+    request = make_request("a", prompt(3))
+    harness.submit(request)
+    harness.cancel("a")
+    assert harness.scheduler.has_work
+    assert harness.scheduler.plan() is None
+    assert harness.scheduler.take_cancelled() == [request]
+    assert request.finish_reason is FinishReason.CANCELLED and request.output == []
+    assert not harness.scheduler.has_work
+
+
+def test_cancelling_while_steps_are_in_flight() -> None:
+    harness = Harness(make_limits(), depth=2)
+    request = make_request("a", prompt(3))
+    harness.submit(request)
+    for _ in range(3):
+        harness.launch()
+    assert request.pending == 3
+    assert harness.cancel("a")
+    assert harness.scheduler.has_work, "its steps are still to be collected"
+    assert harness.collect() == harness.collect() == harness.collect() == []
+    assert (request.output, request.pending) == ([], 0)
+    assert harness.scheduler.take_cancelled() == [request]
+    assert not harness.scheduler.has_work
+    harness.check_idle()
+
+
+def test_cancelling_what_has_ended_or_never_was() -> None:
+    harness = Harness(make_limits())
+    harness.submit(make_request("a", prompt(3), max_tokens=1))
+    harness.drain()
+    assert not harness.cancel("a")
+    assert not harness.cancel("nobody")
+    assert harness.scheduler.take_cancelled() == []
+
+
+# --- at the door ---
+
+
+def test_a_rejected_request_leaves_no_trace() -> None:
+    harness = Harness(make_limits())
+    with pytest.raises(Rejected, match="empty"):
+        harness.submit(make_request("a", ()))
+    assert harness.scheduler.counters.rejected == 1
+    assert not harness.scheduler.has_work and harness.scheduler.plan() is None
+
+
+def test_an_id_is_used_once_at_a_time() -> None:
+    harness = Harness(make_limits())
+    harness.submit(make_request("a", prompt(3), max_tokens=1))
+    with pytest.raises(Rejected, match="another id"):
+        harness.submit(make_request("a", prompt(3)))
+    harness.drain()
+    harness.ended.clear()
+    harness.submit(make_request("a", prompt(3), max_tokens=1))
+    harness.drain()
+
+
+# --- checkpoints ---
+
+
+def at_line(line: int) -> object:
+    return lambda request: line if request.planned < line else None
+
+
+@pytest.mark.parametrize(("line", "exported"), [(4, True), (8, False), (12, False)])
+def test_a_run_exports_the_lines_it_passes(line: int, exported: bool) -> None:
+    """The run of nine tokens folds to 8; decoding reaches 12 later."""
+    harness = Harness(make_limits(), publish=at_line(line))  # type: ignore[arg-type]
+    harness.submit(make_request("a", prompt(9), max_tokens=8))
+    harness.drain()
+    first = harness.plans[0]
+    assert ([g.line for g in first.exports], [g.line for g in first.grants]) == (
+        ([line], []) if exported else ([], [line])
+    )
+    assert harness.cache.counters.published == 1
+    assert harness.cache.match(prompt(9)).resumable_len == (0 if line == 12 else line)
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_second_request_resumes_where_the_first_left_a_checkpoint(depth: int) -> None:
+    harness = Harness(make_limits(), depth, prefix_reuse=True, publish=at_line(8))  # type: ignore[arg-type]
+    harness.submit(make_request("a", prompt(11), max_tokens=4))
+    harness.drain()
+    again = make_request("b", prompt(11), max_tokens=4)
+    harness.submit(again)
+    harness.drain()
+    start = harness.plans[-4].starts[0]
+    assert (start.base, start.read_slot != start.own_slot) == (8, True)
+    assert shape(harness.plans[-4]) == [(1, 3, True)]
+    assert again.metrics.cached_tokens == 8
+
+
+def test_a_preempted_request_resumes_from_its_own_checkpoint() -> None:
+    def next_boundary(request: Request) -> int:
+        return (request.planned // 4 + 1) * 4
+
+    harness = Harness(make_limits(num_pages=7), prefix_reuse=True, publish=next_boundary)
+    harness.submit(
+        make_request("a", prompt(10), max_tokens=9), make_request("b", prompt(11, 40), max_tokens=8)
+    )
+    harness.drain()
+    restart = [start for plan in harness.plans for start in plan.starts][-1]
+    assert harness.ended["b"].metrics.preemptions == 1
+    assert len(restart.tokens) > 10 and restart.base > 0
+    assert harness.ended["b"].metrics.cached_tokens == 0

@@ -1,0 +1,1 @@
+"""Pools, cursors and journals, against a float64 recurrence that knows none of them."""

@@ -1,0 +1,1 @@
+"""Each operation against something that was written without it."""

@@ -1,0 +1,140 @@
+"""Steps and pools for one operation at a time. Whatever a step is not meant to read is NaN."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.config import journal_capacity, ring_capacity
+from holdfast.ops.step import ConvState, Export, StateStep, TemporalState, Tree
+
+GRID = 16
+WINDOW = 4
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row, its tokens, and where it stands: base is a line, position - base entries are in its journal."""
+
+    row: int
+    count: int
+    position: int = 0
+    base: int = 0
+    slot: int = 0
+    run: bool | None = None
+    """None: a run if it is longer than a window."""
+
+    @property
+    def is_run(self) -> bool:
+        return self.count > WINDOW if self.run is None else self.run
+
+    def end_base(self, grid: int) -> int:
+        if not self.row:
+            return self.base
+        if self.is_run:
+            return (self.position + self.count) // grid * grid
+        return self.base + (grid if self.position - self.base >= grid else 0)
+
+
+def make_step(
+    lanes: Sequence[Lane],
+    *,
+    write_slots: Sequence[int] | None = None,
+    exports: tuple[Export, ...] = (),
+    tree: Tree | None = None,
+    grid: int = GRID,
+) -> StateStep:
+    """`lanes` windows first. A fold goes to the lane's own slot, unless `write_slots` says otherwise."""
+    windows = [lane.count for lane in lanes if not lane.is_run]
+    assert [lane.is_run for lane in lanes] == sorted(lane.is_run for lane in lanes), "windows come first"
+    return StateStep(
+        rows=_ids([lane.row for lane in lanes]),
+        counts=_ids([lane.count for lane in lanes]),
+        offsets=_ids([0, *itertools.accumulate(lane.count for lane in lanes)]),
+        position=_ids([lane.position for lane in lanes]),
+        base=_ids([lane.base for lane in lanes]),
+        read_slot=_ids([lane.slot for lane in lanes]),
+        end_base=_ids([lane.end_base(grid) for lane in lanes]),
+        write_slot=_ids([lane.slot for lane in lanes] if write_slots is None else write_slots),
+        num_windows=len(windows),
+        longest_window=max(windows, default=0),
+        grid=grid,
+        exports=exports,
+        tree=tree,
+    )
+
+
+def _ids(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def conv_pool(
+    rows: int, slots: int, channels: int, width: int, dtype: torch.dtype = torch.float32
+) -> ConvState:
+    return ConvState(
+        saved=torch.full((slots + 1, width - 1, channels), torch.nan, dtype=dtype),
+        ring=torch.full((rows + 1, ring_capacity(width, WINDOW), channels), torch.nan, dtype=dtype),
+    )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of a gated delta net."""
+
+    keys: int = 2
+    values: int = 4
+    key_dim: int = 8
+    value_dim: int = 6
+
+
+def delta_pool(
+    rows: int,
+    slots: int,
+    heads: Heads,
+    *,
+    dtype: torch.dtype = torch.float32,
+    swapped: bool = False,
+    grid: int = GRID,
+) -> TemporalState:
+    """swapped: the state is stored [K, V]"""
+    places = journal_capacity(grid, WINDOW)
+    state = (heads.key_dim, heads.value_dim) if swapped else (heads.value_dim, heads.key_dim)
+    return TemporalState(
+        saved=torch.full((slots + 1, heads.values, *state), torch.nan, dtype=dtype),
+        journal={
+            "k": torch.full((rows + 1, places, heads.keys, heads.key_dim), torch.nan),
+            "u": torch.full((rows + 1, places, heads.values, heads.value_dim), torch.nan),
+            "log_g": torch.full((rows + 1, places, heads.values), torch.nan),
+        },
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def delta_inputs(count: int, heads: Heads, seed: int, decay: str = "mild") -> dict[str, Tensor]:
+    """decay: weak -1e-4, mild up to -0.5, strong -20, violent -300 a token, or mixed: any of them"""
+    generator = seeded(seed)
+    mild = -0.5 * torch.rand(count, heads.values, generator=generator)
+    levels = torch.tensor([-1e-4, -0.1, -20.0, -300.0])
+    mixed = levels[torch.randint(4, mild.shape, generator=generator)]
+    fixed = {"weak": -1e-4, "strong": -20.0, "violent": -300.0}
+    log_g = {"mild": mild, "mixed": mixed}.get(decay)
+    keys = torch.randn(count, heads.keys, heads.key_dim, generator=generator)
+    return {
+        "q": torch.randn(count, heads.keys, heads.key_dim, generator=generator),
+        "k": torch.nn.functional.normalize(keys, dim=-1),
+        "v": torch.randn(count, heads.values, heads.value_dim, generator=generator),
+        "log_g": torch.full_like(mild, fixed[decay]) if log_g is None else log_g,
+        "beta": torch.rand(count, heads.values, generator=generator),
+    }
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))

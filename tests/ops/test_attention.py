@@ -1,0 +1,178 @@
+"""Paged attention over lanes of any length, against a softmax in float64 that sees one token and its keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from holdfast.ops.backend import choose
+from holdfast.ops.step import Tree
+
+from .steps import Lane, make_step, same_bits, seeded
+
+modes = pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
+SCALE = 0.3
+
+
+def plain(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query [QH, D]; keys, values [n, KH, D] that it sees, all of them"""
+    group = query.shape[0] // keys.shape[1]
+    heads = []
+    for head in range(query.shape[0]):
+        k, v = keys[:, head // group].double(), values[:, head // group].double()
+        heads.append(torch.softmax(k @ query[head].double() * SCALE, 0) @ v)
+    return torch.stack(heads)
+
+
+class Paged:
+    """Rows whose contexts lie in pages scattered over a pool; every byte that was not written is NaN."""
+
+    def __init__(
+        self, lanes: list[Lane], *, page: int, heads: tuple[int, int] = (4, 2), dim: int = 8, seed: int = 0
+    ) -> None:
+        self.lanes, self.page = lanes, page
+        query_heads, key_heads = heads
+        longest = max((lane.position + lane.count for lane in lanes), default=1)
+        ordinals, rows = -(-longest // page), max((lane.row for lane in lanes), default=0)
+        shuffled = torch.randperm(rows * ordinals, generator=seeded(seed)) + 1
+        self.table = torch.cat((torch.zeros(1, ordinals), shuffled.reshape(rows, ordinals))).int()
+        self.pool = tuple(
+            torch.full((rows * ordinals + 1, page, key_heads, dim), torch.nan) for _ in range(2)
+        )
+        generator = seeded(seed + 1)
+        tokens = sum(lane.count for lane in lanes)
+        self.queries = torch.randn(tokens, query_heads, dim, generator=generator)
+        self.context = [
+            [torch.randn(lane.position + lane.count, key_heads, dim, generator=generator) for _ in range(2)]
+            for lane in lanes
+        ]
+        for lane, context in zip(lanes, self.context, strict=True):
+            for stored, known in zip(self.pool, context, strict=True):
+                for position in range(lane.position if lane.row else 0):
+                    stored[self.table[lane.row, position // page], position % page] = known[position]
+
+    def run(self, *, exact: bool, tree: Tree | None = None) -> Tensor:
+        fresh = [
+            [known[lane.position :] for known in c] for lane, c in zip(self.lanes, self.context, strict=True)
+        ]
+        empty = self.pool[0].new_zeros(0, *self.pool[0].shape[2:])
+        keys, values = (torch.cat([empty, *(part[i] for part in fresh)]) for i in range(2))
+        step = make_step(self.lanes, tree=tree)
+        return choose("reference", exact=exact).attention(
+            self.queries, keys, values, self.pool, self.table, step, SCALE
+        )
+
+    def check(self, out: Tensor, tree: Tree | None = None) -> None:
+        first = 0
+        for index, (lane, (keys, values)) in enumerate(zip(self.lanes, self.context, strict=True)):
+            for t in range(lane.count):
+                if not lane.row:
+                    assert out[first + t].isnan().all()
+                    continue
+                seen = torch.arange(lane.position + t + 1)
+                if tree is not None and not lane.is_run:
+                    above = tree.ancestors[index, t].nonzero().flatten()
+                    seen = torch.cat((torch.arange(lane.position), lane.position + above))
+                wanted = plain(self.queries[first + t], keys[seen], values[seen])
+                torch.testing.assert_close(out[first + t].double(), wanted, rtol=0, atol=2e-6)
+            first += lane.count
+        assert all(part[0].isnan().all() for part in self.pool)
+
+
+MIXED = [
+    Lane(1, 1),
+    Lane(2, 1, 40),
+    Lane(0, 3),
+    Lane(3, 4, 13),
+    Lane(4, 0, 9),
+    Lane(5, 33),
+    Lane(0, 6),
+    Lane(6, 20, 27),
+]
+
+
+@modes
+@pytest.mark.parametrize("page", [1, 3, 7, 16, 64])
+def test_lanes_of_every_length_in_one_call(page: int, exact: bool) -> None:
+    paged = Paged(MIXED, page=page)
+    paged.check(paged.run(exact=exact))
+
+
+@modes
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (8, 1), (3, 3)], ids=str)
+@pytest.mark.parametrize("dim", [2, 5, 16])
+def test_grouped_heads(heads: tuple[int, int], dim: int, exact: bool) -> None:
+    paged = Paged([Lane(1, 2, 9), Lane(2, 11, 4)], page=4, heads=heads, dim=dim)
+    paged.check(paged.run(exact=exact))
+
+
+@modes
+def test_what_a_step_stores_is_what_the_next_one_reads(exact: bool) -> None:
+    """A sequence in pieces, each over the keys that the pieces before it left in the pages."""
+    whole = Paged([Lane(1, 37)], page=5, seed=3)
+    expected = whole.run(exact=exact)
+    pieces = Paged([Lane(1, 37)], page=5, seed=3)
+    position = 0
+    for count in (1, 3, 4, 10, 2, 9, 0, 1, 7):
+        part = Paged([Lane(1, count, position)], page=5)
+        part.table, part.pool = pieces.table, pieces.pool
+        part.queries = whole.queries[position : position + count]
+        part.context = [[known[: position + count] for known in whole.context[0]]]
+        out, wanted = part.run(exact=exact), expected[position : position + count]
+        torch.testing.assert_close(out, wanted, rtol=0, atol=2e-6)
+        position += count
+    assert same_bits(pieces.pool[0], whole.pool[0]) and same_bits(pieces.pool[1], whole.pool[1])
+
+
+@modes
+def test_a_recycled_page_leaks_nothing(exact: bool) -> None:
+    """Beyond the valid length the last tenant's bytes are NaN or huge; the outputs are the same bits."""
+    results = []
+    for left_behind in (torch.nan, torch.inf, 1e30, 0.0):
+        paged = Paged(MIXED, page=16)
+        for part in paged.pool:
+            part[1:] = torch.where(part[1:].isnan(), left_behind, part[1:])
+        results.append(paged.run(exact=exact))
+    paged.check(results[0])
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+def ancestors_of(parents: list[list[int]], longest: int) -> Tree:
+    ancestors = torch.zeros(len(parents), longest, longest, dtype=torch.bool)
+    depths = torch.zeros(len(parents), longest, dtype=torch.int64)
+    for lane, window in enumerate(parents):
+        for node, parent in enumerate(window):
+            if parent >= 0:
+                ancestors[lane, node] = ancestors[lane, parent]
+                depths[lane, node] = depths[lane, parent] + 1
+            ancestors[lane, node, node] = True
+    return Tree(ancestors, depths)
+
+
+@modes
+def test_in_a_tree_a_node_sees_its_ancestors_only(exact: bool) -> None:
+    lanes = [Lane(1, 4, 6), Lane(0, 2), Lane(2, 3), Lane(3, 1, 20), Lane(4, 9, 2)]
+    tree = ancestors_of([[-1, 0, 0, 1], [-1, -1], [-1, -1, 1], [-1]], 4)
+    paged = Paged(lanes, page=4)
+    paged.check(paged.run(exact=exact, tree=tree), tree)
+
+
+@modes
+def test_no_lanes(exact: bool) -> None:
+    assert Paged([], page=4).run(exact=exact).shape == (0, 4, 8)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.data())
+def test_any_lanes(data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(range(1, 4)))[: data.draw(st.integers(0, 3))]
+    sizes, positions = st.integers(0, 12), st.integers(0, 30)
+    lanes = [Lane(row, data.draw(sizes), data.draw(positions)) for row in rows]
+    lanes += [Lane(0, data.draw(sizes)) for _ in range(data.draw(st.integers(0, 2)))]
+    lanes.sort(key=lambda lane: lane.is_run)
+    heads = data.draw(st.sampled_from([(2, 1), (3, 3)]))
+    paged = Paged(lanes, page=data.draw(st.integers(1, 9)), heads=heads)
+    paged.check(paged.run(exact=data.draw(st.booleans())))
