@@ -8,10 +8,12 @@ from .config import ConfigError
 from .request import Completion, FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
+    from .async_engine import AsyncLLM
     from .llm import LLM
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Completion",
     "ConfigError",
     "FinishReason",
@@ -23,9 +25,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """LLM brings torch with it, which the host column and the command line's --help do without."""
+    """These bring torch with them, which the host column and the command line's --help do without."""
     if name == "LLM":
         from .llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from .async_engine import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ CONFIGS = {
     QWEN3_5_VL: transformers.Qwen3_5Config,
 }
 
-VOCAB = 256
+VOCAB = 512
 
 LFM2_BASE: dict[str, Any] = dict(
     vocab_size=VOCAB,

@@ -11,7 +11,8 @@ from holdfast.config import Limits
 from holdfast.plan import StepPlan
 from holdfast.request import FinishReason, Request, SamplingParams
 from holdfast.scheduler import Scheduler
-from holdfast.scheduler.scheduler import Publish, publish_nothing
+from holdfast.scheduler.finish import most_tokens
+from holdfast.scheduler.scheduler import Publish, Seat, publish_nothing
 
 from .fake import FakeExecutor, Loses, expected_output, never
 
@@ -66,11 +67,14 @@ class Harness:
         return cancelled
 
     def launch(self) -> StepPlan | None:
+        waiting, oldest = list(self.scheduler._waiting._requests), self._oldest()
         plan = self.scheduler.plan()
         if plan is not None:
             self.device.launch(plan)
             self.plans.append(plan)
         self.check()
+        self._check_order(waiting)
+        self._check_progress(oldest, plan)
         return plan
 
     def collect(self) -> list[Request]:
@@ -131,6 +135,28 @@ class Harness:
             times.first_scheduled is not None and times.first_token is not None and times.finished is not None
         )
         assert times.arrived <= times.first_scheduled <= times.first_token <= times.finished
+
+    def _oldest(self) -> Seat | None:
+        """The first of those that have tokens to absorb."""
+        seats = [s for s in self.scheduler._running.values() if not s.leaving]
+        hungry = [s for s in seats if s.request.known < most_tokens(s.request, self.limits.max_model_len)]
+        return min(hungry, key=lambda s: s.request.order, default=None)
+
+    def _check_order(self, waiting: list[Request]) -> None:
+        """Nobody was admitted before one that came first."""
+        still = {request.id for request in self.scheduler._waiting._requests}
+        left = [request.order for request in waiting if request.id in still]
+        gone = [request.order for request in waiting if request.id not in still]
+        assert not left or not gone or max(gone) < min(left), "somebody was overtaken"
+
+    def _check_progress(self, oldest: Seat | None, plan: StepPlan | None) -> None:
+        """The oldest running request is in every plan, or waits for pages that a step in flight will free."""
+        if oldest is None:
+            return
+        seats = self.scheduler._running.values()
+        assert oldest in seats and not oldest.leaving, "the oldest was pre-empted"
+        if plan is None or oldest.row not in {work.row for work in plan.work}:
+            assert self.cache.returning or any(s.leaving for s in seats), "the oldest was passed over"
 
     def _note(self, requests: Iterable[Request]) -> None:
         for request in requests:

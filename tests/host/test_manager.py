@@ -173,6 +173,19 @@ def test_a_released_rows_grant_is_returned_even_if_it_was_used() -> None:
     assert cache.check().slots.free == 6
 
 
+def test_a_report_for_an_earlier_tenant_is_ignored() -> None:
+    cache = CacheManager(make_limits())
+    first = admitted(cache)
+    old = granted(cache, first.row, 8)
+    cache.release(first.row)
+    second = admitted(cache)
+    new = granted(cache, second.row, 8)
+    assert (second.row, new.slot) == (first.row, old.slot)
+    cache.commit(StepResult(1, (RowResult(first.row, first.generation, 99, ()),), used=(old,)))
+    assert cache.match(PROMPT).kv_len == 0
+    assert cache.check().slots.held == 2
+
+
 def test_the_same_prefix_published_twice_is_kept_once() -> None:
     cache = CacheManager(make_limits())
     rows = [admitted(cache), admitted(cache)]

@@ -75,7 +75,7 @@ LOSSES: st.SearchStrategy[Loses] = st.sampled_from([never, lossy])
 
 @dataclass(frozen=True)
 class Ask:
-    """A request in outline, made to fit the limits when it is submitted. Prompts share their beginnings."""
+    """A request in outline. Prompts of a stem begin alike; those of another differ in the first token only."""
 
     stem: int
     length: int
@@ -87,7 +87,7 @@ class Ask:
     stop: tuple[int, ...]
 
     def request(self, id_: str, limits: Limits) -> Request:
-        stem = [(self.stem * 5 + i * i) % VOCAB for i in range(self.length)]
+        stem = [self.stem, *((i * i) % VOCAB for i in range(1, self.length))]
         prompt = (*stem, *self.tail)[: limits.max_model_len - 1]
         params = SamplingParams(
             max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, stop_token_ids=self.stop

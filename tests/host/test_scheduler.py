@@ -70,6 +70,20 @@ def test_an_end_of_text_is_seen_late_and_the_rest_is_dropped(depth: int) -> None
     assert len(harness.plans) == 3 + depth
 
 
+def test_a_result_of_an_earlier_tenant_is_dropped() -> None:
+    harness = Harness(make_limits())
+    first, second = make_request("a", prompt(3)), make_request("b", prompt(3))
+    for request in (first, second):
+        harness.submit(request)
+        assert planned(harness)
+        if request is first:
+            harness.cancel("a")
+            harness.collect()
+    stale = RowResult(Row(1), 1, 3, (7,))
+    assert harness.scheduler.collect(StepResult(2, (stale,))) == []
+    assert (first.output, second.output, second.pending) == ([], [], 1)
+
+
 def test_a_long_prompt_is_cut_to_the_budget_and_samples_at_its_end() -> None:
     harness = Harness(make_limits(max_model_len=300, max_num_batched_tokens=100, num_pages=80))
     harness.submit(make_request("a", (1,) * 200, max_tokens=1))
@@ -163,6 +177,9 @@ def test_a_newcomer_needs_a_page_to_spare_unless_alone() -> None:
     harness = Harness(make_limits(num_pages=7))
     harness.submit(make_request("a", prompt(15)), make_request("b", prompt(8)))
     assert len(planned(harness).starts) == 2
+    harness = Harness(make_limits(num_pages=6, max_model_len=23, max_num_batched_tokens=32))
+    harness.submit(make_request("a", prompt(22)))  # all there are
+    harness.drain()
 
 
 # --- when pages run out ---
@@ -229,14 +246,15 @@ def test_the_youngest_may_be_the_one_that_needs_the_page() -> None:
 
 
 def test_pages_on_their_way_are_waited_for_and_nobody_is_preempted() -> None:
-    harness = Harness(make_limits(num_pages=7, max_num_batched_tokens=32), depth=1)
+    harness = Harness(make_limits(num_pages=9, max_num_batched_tokens=32), depth=1)
     harness.submit(
-        make_request("a", prompt(11), max_tokens=12), make_request("b", prompt(10, 40), max_tokens=9)
+        *(make_request(id_, prompt(n), max_tokens=9) for id_, n in (("a", 11), ("b", 5), ("c", 9)))
     )
-    harness.launch()
-    harness.launch()
-    harness.cancel("b")
+    for _ in range(4):
+        harness.turn()  # all pages are taken, and b fills its last one
+    harness.cancel("c")
     assert harness.cache.returning
+    assert [work.row for work in planned(harness).work] == [1]
     harness.drain()
     assert harness.scheduler.counters.preempted == 0
 

@@ -36,7 +36,7 @@ def random_limits(random: Random) -> Limits:
 def random_request(random: Random, id_: str, limits: Limits) -> Request:
     stem, length = random.randint(0, 1), random.randint(1, limits.max_model_len)
     tail = [random.randrange(limits.vocab_size) for _ in range(random.randint(0, 3))]
-    prompt = [(7 * stem + i * i) % limits.vocab_size for i in range(length)] + tail
+    prompt = [stem, *((i * i) % limits.vocab_size for i in range(1, length)), *tail]
     params = SamplingParams(
         max_tokens=random.randint(1, 40),
         ignore_eos=random.random() < 0.2,

@@ -22,9 +22,9 @@ from holdfast.ops.step import Export, StateStep, Tree
 from holdfast.plan import Grant, RowStart
 from holdfast.request import SamplingParams
 
+from .case import CONV, LAYER, Setup
 from .draws import Draw
 from .oracle import Array, History, Trial, path_to, rounding_lines, tokens_of
-from .case import CONV, LAYER, Setup
 from .spy import Cells, Snapshot, poison
 
 

@@ -46,6 +46,7 @@ LLAMA3 = dict(
     original_max_position_embeddings=128,
 )
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+DEFAULT = dict(rope_type="default", rope_theta=10000.0)
 LLAMA, QWEN3 = "LlamaForCausalLM", "Qwen3ForCausalLM"
 MODELS = {
     "llama": Tiny(LLAMA, BASE),
@@ -203,59 +204,44 @@ def test_configs_as_the_hub_has_them() -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+SLIDING = ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(
-    ("parse", "config", "change", "complaint"),
+    ("model", "change", "complaint"),
     [
-        (llama.parse, HUB_LLAMA, {"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented here"),
-        (llama.parse, HUB_LLAMA, {"rope_scaling": YARN}, "rope_type='yarn' is not implemented here"),
-        (qwen3.parse, HUB_QWEN3, {"rope_scaling": YARN}, "rope_type='yarn' is not implemented here"),
-        (llama.parse, HUB_LLAMA, {"rope_scaling": {"type": "dynamic"}}, "type='dynamic' is not implemented"),
-        (llama.parse, HUB_LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
-        (
-            llama.parse,
-            HUB_LLAMA,
-            {"rope_scaling": {"beta_slow": 1}},
-            "rope_scaling: unknown fields beta_slow",
-        ),
-        (llama.parse, HUB_LLAMA, {"rope_parameters": LINEAR}, "rope_parameters and rope_scaling disagree"),
-        (
-            llama.parse,
-            HUB_LLAMA,
-            {"partial_rotary_factor": 0.5},
-            "partial_rotary_factor=0.5 is not implemented",
-        ),
-        (llama.parse, HUB_LLAMA, {"rope_interleaved": True}, "rope_interleaved=True is not implemented"),
-        (llama.parse, HUB_LLAMA, {"sliding_window": 4096}, "unknown fields sliding_window"),
-        (qwen3.parse, HUB_QWEN3, {"use_sliding_window": True}, "use_sliding_window=True is not implemented"),
-        (
-            qwen3.parse,
-            HUB_QWEN3,
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types holds 'sliding_attention'; this architecture has full_attention",
-        ),
-        (qwen3.parse, HUB_QWEN3, {"qk_norm": False}, "unknown fields qk_norm"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented here"),
+        ("llama", {"rope_scaling": YARN}, "rope_type='yarn' is not implemented here"),
+        ("qwen3", {"rope_scaling": YARN}, "rope_type='yarn' is not implemented here"),
+        ("llama", {"rope_scaling": {"type": "dynamic"}}, "type='dynamic' is not implemented here"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ("llama", {"rope_scaling": {"beta_slow": 1}}, "rope_scaling: unknown fields beta_slow"),
+        ("llama", {"rope_parameters": LINEAR}, "rope_parameters and rope_scaling disagree"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not implemented here"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved=True is not implemented here"),
+        ("llama", {"sliding_window": 4096}, "unknown fields sliding_window"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True is not implemented here"),
+        ("qwen3", {"layer_types": SLIDING}, "layer_types holds 'sliding_attention'"),
+        ("qwen3", {"qk_norm": False}, "unknown fields qk_norm"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(
-    parse: Callable[[dict[str, Any]], Any], config: dict[str, Any], change: dict[str, Any], complaint: str
+    model: str, change: dict[str, Any], complaint: str
 ) -> None:
+    parse, config = {"llama": (llama.parse, HUB_LLAMA), "qwen3": (qwen3.parse, HUB_QWEN3)}[model]
     with pytest.raises(ConfigError) as refused:
         parse(config | change)
     assert complaint in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "rope", [LLAMA3, LINEAR, {"rope_type": "default"}], ids=lambda rope: rope["rope_type"]
-)
+@pytest.mark.parametrize("rope", [LLAMA3, LINEAR, DEFAULT], ids=lambda rope: rope["rope_type"])
 def test_rotary_tables_have_the_same_bits(rope: dict[str, Any]) -> None:
     """Through every part of llama3's blend: wavelengths shorter, longer and between."""
     config = MODELS["llama"].build().config
-    config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    config.rope_parameters = rope
     positions = torch.arange(700)
     wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    parsed = llama.parse({**HUB_LLAMA, "rope_scaling": config.rope_parameters})
+    parsed = llama.parse(HUB_LLAMA | {"rope_scaling": rope})
     for ours, theirs in zip(rotary_table(parsed.rotary, 12, 700), wanted, strict=True):
         assert torch.equal(torch.cat((ours, ours), -1), theirs[0])
 

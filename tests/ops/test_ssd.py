@@ -25,7 +25,7 @@ RULE = SSD()
 
 @dataclass(frozen=True)
 class Case:
-    """decay: one log-decay for every token, or drawn `mild` or `mixed`; `large` is dt up to 60 with A = -1."""
+    """decay: one log-decay for every token, or drawn `mild` or `mixed`; `large` is dt up to 60, A = -1."""
 
     decay: str
     groups: int = 2

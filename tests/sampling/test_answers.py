@@ -22,11 +22,11 @@ LogitsOf = Callable[[tuple[int, ...]], Tensor]
 
 PROMPTS = ["Hello there, general", "x", "The quick brown fox jumps over a lazy dog", "1 2 3 4 5 6"]
 PARAMS = [
-    SamplingParams(max_tokens=40, temperature=1.1, seed=1, repetition_penalty=1.4, ignore_eos=True),
-    SamplingParams(max_tokens=45, temperature=0.8, seed=2, top_k=20, frequency_penalty=0.9, presence_penalty=-0.4),
-    SamplingParams(max_tokens=50, presence_penalty=1.5, frequency_penalty=0.3, min_tokens=50, repetition_penalty=1.1),
+    SamplingParams(max_tokens=24, temperature=1.1, seed=1, repetition_penalty=1.4, ignore_eos=True),
+    SamplingParams(max_tokens=28, temperature=0.8, seed=2, top_k=20, frequency_penalty=0.9, presence_penalty=-0.4),
+    SamplingParams(max_tokens=30, presence_penalty=1.5, frequency_penalty=0.3, min_tokens=30, repetition_penalty=1.1),
     SamplingParams(
-        max_tokens=35, temperature=2.0, seed=-9, top_p=0.9, min_p=0.02, min_tokens=20, logit_bias={IM_END: 30.0, 65: 3.0}
+        max_tokens=30, temperature=2.0, seed=-9, top_p=0.9, min_p=0.02, min_tokens=15, logit_bias={IM_END: 30.0, 65: 3.0}
     ),
 ]
 STOPS = (IM_END, ENDOFTEXT)
@@ -84,9 +84,9 @@ def test_company_order_chunks_overlap_and_preemption_change_nothing(
 
 
 def test_an_end_comes_neither_before_min_tokens_nor_long_after(answers: list[RequestOutput]) -> None:
-    assert len(answers[2].token_ids) == 50
+    assert len(answers[2].token_ids) == 30
     early = answers[3]  # is pushed to end at once
-    assert len(early.token_ids) == 21 and early.token_ids[-1] == IM_END
+    assert len(early.token_ids) == 16 and early.token_ids[-1] == IM_END
     assert early.finish_reason is FinishReason.STOP and early.stop_reason is None
 
 
@@ -149,14 +149,10 @@ def test_two_streams_may_take_turns(engines: Engines) -> None:
     assert list(two)[-1].text == wanted[1]
 
 
-def test_without_a_seed_answers_differ_from_call_to_call_but_not_from_run_to_run(engines: Engines) -> None:
-    llm = engines(**ROOMY)
-    params = SamplingParams(max_tokens=10, temperature=1.5, ignore_eos=True)
-    outputs = llm.generate(["x"] * 3, params)
-    assert len(set(tokens_of(outputs))) == 3
-    again = engines(**ROOMY, seed=1)
-    fresh = [again.generate(["x"] * 3, params) for _ in range(2)]
-    assert not set(tokens_of(fresh[0])) & set(tokens_of(fresh[1]))
+def test_without_a_seed_no_two_answers_are_equal(engines: Engines) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
+    outputs = [output for _ in range(2) for output in engines(**ROOMY).generate(["x"] * 3, params)]
+    assert len(set(tokens_of(outputs))) == 6
 
 
 @pytest.mark.parametrize(

@@ -78,14 +78,14 @@ def test_no_more_is_held_back_than_may_be_a_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "axxb"), (6, "axxb"), (7, "axxbxxcxx")]
+    ("min_tokens", "text"),
+    [(0, "a"), (2, "a"), (3, "axxb"), (5, "axxb"), (6, "axxbxxc"), (8, "axxbxxc"), (9, "axxbxxcxx")],
 )
 def test_a_stop_that_ends_within_min_tokens_is_text(min_tokens: int, text: str) -> None:
     stream = StoppingText(Detokenizer(decode_bytes), ["xx"], min_tokens=min_tokens)
-    stopped = [stream.push(byte) for byte in b"axxbxxcxx"[: 9 if min_tokens == 7 else 6]]
+    assert any(stream.push(byte) for byte in b"axxbxxcxx") == (min_tokens < 9)
     stream.finish()
-    assert stream.text == (text if any(stopped) else "axxbxxcxx"[: len(stopped)])
-    assert any(stopped) or min_tokens == 6
+    assert stream.text == text
 
 
 def test_a_stop_may_begin_before_min_tokens_and_end_after() -> None:
@@ -95,17 +95,19 @@ def test_a_stop_may_begin_before_min_tokens_and_end_after() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("place", [0, 5, 20])
+@pytest.mark.parametrize("place", [0, 5, 15])
 def test_an_answer_is_cut_where_the_stop_begins(engines: Engines, overlap: bool, place: int) -> None:
     llm = engines(**ROOMY, overlap=overlap)
-    params = dict(max_tokens=30, ignore_eos=True, logprobs=0)
+    assert llm.tokenizer is not None
+    params = dict(max_tokens=20, ignore_eos=True, logprobs=0)
     whole = llm.generate("A prompt", SamplingParams(**params))[0]
     stop = whole.text[place : place + 3]
     begin = whole.text.index(stop)
+    completed = next(n for n in range(31) if stop in llm.tokenizer.decode(whole.token_ids[:n]))
     cut = llm.generate("A prompt", SamplingParams(**params, stop=stop))[0]
     assert cut.text == whole.text[:begin]
     assert (cut.finish_reason, cut.stop_reason) == (FinishReason.STOP, stop)
-    assert cut.token_ids == whole.token_ids[: len(whole.text[: begin + 3].encode())]
+    assert cut.token_ids == whole.token_ids[:completed]
     assert cut.logprobs is not None and whole.logprobs is not None
     assert cut.logprobs == whole.logprobs[: len(cut.token_ids)]
     kept = llm.generate("A prompt", SamplingParams(**params, stop=["###", stop], include_stop_str_in_output=True))[0]
@@ -151,11 +153,11 @@ def test_the_last_token_may_complete_a_stop(engines: Engines) -> None:
 
 def test_others_go_on_when_one_is_stopped(engines: Engines) -> None:
     llm = engines(**ROOMY)
-    plain = SamplingParams(max_tokens=30, ignore_eos=True)
+    plain = SamplingParams(max_tokens=12, ignore_eos=True)
     prompts = ["One", "Two", "Three", "Four"]
     alone = llm.generate(prompts, plain)
     stop = alone[1].text[4:6]
-    stopping = SamplingParams(max_tokens=30, ignore_eos=True, stop=stop)
+    stopping = SamplingParams(max_tokens=12, ignore_eos=True, stop=stop)
     together = llm.generate(prompts, [plain, stopping, plain, plain])
     assert together[1].text == alone[1].text[: alone[1].text.index(stop)]
     assert [together[i].token_ids for i in (0, 2, 3)] == [alone[i].token_ids for i in (0, 2, 3)]

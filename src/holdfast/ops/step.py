@@ -138,7 +138,8 @@ class Windows:
     @cached_property
     def existing(self) -> tuple[Tensor, Tensor]:
         """(lane, token) of every token that exists."""
-        return self.valid.nonzero(as_tuple=True)
+        lane, token = self.valid.nonzero(as_tuple=True)
+        return lane, token
 
     @cached_property
     def folding(self) -> Tensor:
