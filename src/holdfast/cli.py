@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .config import DTYPES, STATE_DTYPES, EngineConfig
 from .request import SamplingParams
@@ -194,7 +194,7 @@ class Conversation:
     def answer(self, text: str) -> Generator[str, None, None]:
         """The answer, piece by piece. One that is cut short is remembered as far as it came."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        stream = cast("Generator[RequestOutput, None, None]", self._llm.stream(asked, self._params))
+        stream = self._llm.stream(asked, self._params)
         said = ""
         try:
             for output in stream:

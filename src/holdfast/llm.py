@@ -46,6 +46,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Every prompt's output, in the prompts' order. If one prompt is refused, nothing is run.
 
+        params    for all prompts, or one for each; None: `default_params()`
         progress  draw a bar on stderr; None: if it is a terminal and the run lasts longer than a moment
         """
         many = as_prompts(prompts)

@@ -1,65 +1,62 @@
 """Tiny random models in hub format, made by transformers, with weights scaled so that state matters.
 
-The usual initialisation makes models whose state hardly matters: residuals drown the mixers, decays forget within
-a token, a tied head repeats its input. An engine could lose a layer's state and nobody would see. Here every
-mixer speaks as loud as the residual stream, decays last from a few tokens to hundreds, and logits are neither flat
-nor certain. The scales hold for any seed; none is picked.
+The usual initialisation makes models whose state hardly matters: the residual stream drowns the mixers, decays
+forget within a token, greedy decoding repeats itself. An engine could lose a layer's state and no test would see
+it. Here (`draw_weights`) every layer is heard, decays last from three tokens to hundreds, attention is sharp
+and the head leans away from the token just read. The scales hold for any seed; no seed is picked.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-LFM2 = "Lfm2ForCausalLM"
-QWEN3_5 = "Qwen3_5ForCausalLM"
-QWEN3_5_VL = "Qwen3_5ForConditionalGeneration"
 
-CONFIGS = {
-    LFM2: transformers.Lfm2Config,
-    QWEN3_5: transformers.Qwen3_5TextConfig,
-    QWEN3_5_VL: transformers.Qwen3_5Config,
-}
+@contextmanager
+def _hidden(*packages: str) -> Iterator[None]:
+    """transformers takes kernels from these packages where they are installed; the oracle must be plain torch."""
+    found = {name: sys.modules.get(name) for name in packages}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    yield
+    for name, module in found.items():
+        del sys.modules[name]
+        if module is not None:
+            sys.modules[name] = module
+
+
+with _hidden("fla", "causal_conv1d"):
+    from transformers import (
+        Lfm2Config,
+        Lfm2ForCausalLM,
+        PreTrainedConfig,
+        PreTrainedModel,
+        Qwen3_5Config,
+        Qwen3_5ForCausalLM,
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5TextConfig,
+    )
+    from transformers.utils import logging
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 VOCAB = 512
-
-LFM2_BASE: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=48,
-    intermediate_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=1024,
-    block_multiple_of=16,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-)
-QWEN3_5_BASE: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=48,
-    intermediate_size=64,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=1024,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    eos_token_id=2,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-)
-VISION: dict[str, Any] = dict(
-    depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, num_position_embeddings=16
-)
+LFM2, QWEN3_5, QWEN3_5_VL = "Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"
+ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    LFM2: (Lfm2Config, Lfm2ForCausalLM),
+    QWEN3_5: (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    QWEN3_5_VL: (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+}
 
 
 @dataclass(frozen=True)
@@ -68,100 +65,191 @@ class TinyModel:
     architecture: str
     options: Mapping[str, Any]
     unused: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Tensors stored beside the model's own, as the hub has them, which no text model uses: name to shape."""
+    """Tensors stored beside the model's own, which no text model uses, as on the hub: name to shape."""
 
-    def config(self) -> transformers.PreTrainedConfig:
-        return CONFIGS[self.architecture](**self.options)
+    def create(self) -> PreTrainedModel:
+        config, model = ARCHITECTURES[self.architecture]
+        return model(config(**self.options)).eval()
+
+
+def build(model: TinyModel, directory: Path, *, seed: int = 0, max_shard_size: str = "1GB") -> Path:
+    """Write the model with weights drawn from `seed`: one file, or several if `max_shard_size` asks for it."""
+    network = model.create()
+    draw_weights(network, seed)
+    network.save_pretrained(directory, max_shard_size=max_shard_size)
+    if model.unused:
+        _add_tensors(directory, {name: torch.ones(shape) for name, shape in model.unused.items()})
+    return directory
+
+
+def random_prompt(length: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(VOCAB, (length,), generator=generator).tolist())
+
+
+# Weights
+
+LOUDNESS = 0.2
+"""The embedding's standard deviation per layer that will be added to it; layers add about 0.5 each."""
+DECAYS = (0.005, 0.2)
+"""exp(A_log): a state decays by about this much a token, per head, drawn evenly in the logarithm."""
+SHARPNESS = 2.0
+"""Weight of the query norm: attention scores have about this standard deviation."""
+SPREAD = 0.2
+"""Standard deviation of norm weights around their mean."""
+
+
+@torch.no_grad()
+def draw_weights(model: PreTrainedModel, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            parameter.copy_(_draw(path, leaf, module, parameter.shape, generator))
+    _draw_ends(model, generator)
+
+
+def _draw(path: str, leaf: str, module: nn.Module, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if leaf == "A_log":
+        low, high = (math.log(decay) for decay in DECAYS)
+        return low + (high - low) * torch.rand(shape, generator=generator)
+    if leaf == "dt_bias":
+        return 0.5 * noise
+    if leaf == "bias":
+        return 0.3 * noise
+    if len(shape) == 1:
+        mean = SHARPNESS if path.endswith(("q_norm", "q_layernorm")) else 1.0
+        return _norm_weight(module, mean * (1 + SPREAD * noise))
+    return noise / math.sqrt(shape[1:].numel())  # unit gain
+
+
+def _draw_ends(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Embedding, last norm and head.
+
+    Logits get unit variance, whether tied or not. The head leans away from the token just read: otherwise a
+    token that maps to itself is a trap for greedy decoding, and with a tied head most tokens do.
+    """
+    text = getattr(model.model, "language_model", model.model)
+    norm = text.embedding_norm if hasattr(text, "embedding_norm") else text.norm
+    embedding, head = text.embed_tokens.weight, model.lm_head.weight
+    (vocab, hidden), loudness = embedding.shape, LOUDNESS * len(text.layers)
+    tokens = torch.randn(vocab, hidden, generator=generator)
+    scale = 1 + SPREAD * torch.randn(hidden, generator=generator)
+    embedding.copy_(loudness * tokens)
+    if head is embedding:
+        scale = -scale / (loudness * math.sqrt(hidden))
+    else:
+        head.copy_((torch.randn(vocab, hidden, generator=generator) - tokens) / math.sqrt(2 * hidden))
+    norm.weight.copy_(_norm_weight(norm, scale))
+
+
+def _norm_weight(module: nn.Module, scale: Tensor) -> Tensor:
+    """The weight with which a norm scales by `scale`: some store the difference from one."""
+    return scale - 1 if type(module).__name__ == "Qwen3_5RMSNorm" else scale
+
+
+def _add_tensors(directory: Path, tensors: dict[str, Tensor]) -> None:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        save_file(load_file(single) | tensors, single, metadata={"format": "pt"})
+        return
+    extra = "model-extra.safetensors"
+    save_file(tensors, directory / extra, metadata={"format": "pt"})
+    content = json.loads(index.read_text())
+    content["weight_map"] |= dict.fromkeys(tensors, extra)
+    index.write_text(json.dumps(content))
+
+
+# Configurations
+
+LFM2_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "block_multiple_of": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+QWEN3_5_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+QUARTER_ROTARY = {"rope_parameters": QWEN3_5_BASE["rope_parameters"] | {"partial_rotary_factor": 0.25}}
+VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+KINDS = {"c": "conv", "l": "linear_attention", "a": "full_attention"}
 
 
 def _lfm2(name: str, layers: str, **options: Any) -> TinyModel:
-    kinds = {"c": "conv", "a": "full_attention"}
-    return TinyModel(f"lfm2-{name}", LFM2, LFM2_BASE | _layers(layers, kinds) | options)
+    return TinyModel(f"lfm2-{name}", LFM2, LFM2_BASE | _layers(layers) | options)
 
 
 def _qwen3_5(name: str, layers: str, **options: Any) -> TinyModel:
-    kinds = {"l": "linear_attention", "a": "full_attention"}
-    return TinyModel(f"qwen3_5-{name}", QWEN3_5, QWEN3_5_BASE | _layers(layers, kinds) | options)
-
-
-def _layers(layers: str, kinds: dict[str, str]) -> dict[str, Any]:
-    return dict(num_hidden_layers=len(layers), layer_types=[kinds[letter] for letter in layers])
+    return TinyModel(f"qwen3_5-{name}", QWEN3_5, QWEN3_5_BASE | _layers(layers) | options)
 
 
 def _qwen3_5_vl(name: str, layers: str, **options: Any) -> TinyModel:
-    text = dict(_qwen3_5(name, layers, **options).options)
-    tied = text.get("tie_word_embeddings", False)
-    special = dict(image_token_id=250, video_token_id=251, vision_start_token_id=252, vision_end_token_id=253)
-    vision = VISION | dict(out_hidden_size=text["hidden_size"])
-    return TinyModel(
-        f"qwen3_5_vl-{name}",
-        QWEN3_5_VL,
-        dict(text_config=text, vision_config=vision, tie_word_embeddings=tied, **special),
-        unused={"mtp.fc.weight": (text["hidden_size"], 2 * text["hidden_size"]), "mtp.norm.weight": (text["hidden_size"],)},
-    )
+    """The text model inside a model that also sees; token ids of images lie outside the vocabulary."""
+    text = QWEN3_5_BASE | _layers(layers) | options
+    hidden = text["hidden_size"]
+    special = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    whole = {
+        "text_config": text,
+        "vision_config": VISION | {"out_hidden_size": hidden},
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        **{token: VOCAB + i for i, token in enumerate(special)},
+    }
+    unused = {"mtp.fc.weight": (hidden, 2 * hidden), "mtp.norm.weight": (hidden,)}
+    return TinyModel(f"qwen3_5_vl-{name}", QWEN3_5_VL, whole, unused)
 
 
-MODELS = {
-    m.name: m
-    for m in (
-        _lfm2("hybrid", "ccac"),
-        _lfm2("pair", "ca", num_key_value_heads=1),
-        _lfm2("recurrent", "ccc", tie_word_embeddings=False),
-        _lfm2("attention", "aaa", num_key_value_heads=4),
-        _lfm2("bias", "cac", conv_bias=True, conv_L_cache=4),
-        _lfm2("odd", "acc", num_attention_heads=3, num_key_value_heads=3, block_auto_adjust_ff_dim=False),
-        _lfm2("wide", "cca", hidden_size=64, num_attention_heads=8, num_key_value_heads=2, conv_L_cache=4, block_ffn_dim_multiplier=1.3),
-        _qwen3_5("hybrid", "llla"),
-        _qwen3_5("pair", "la", num_key_value_heads=1, tie_word_embeddings=True),
-        _qwen3_5("recurrent", "lll", linear_num_key_heads=4),
-        _qwen3_5("attention", "aaa", num_key_value_heads=4),
-        _qwen3_5("bias", "lal", attention_bias=True, linear_conv_kernel_dim=3),
-        _qwen3_5("odd", "all", num_attention_heads=3, num_key_value_heads=1, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=12),
-        _qwen3_5("grouped", "lla", hidden_size=64, linear_num_key_heads=2, linear_num_value_heads=8, linear_value_head_dim=16,
-                 rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
-        _qwen3_5_vl("hybrid", "lla"),
-        _qwen3_5_vl("tied", "la", tie_word_embeddings=True),
-    )
-}
+def _layers(layers: str) -> dict[str, Any]:
+    return {"num_hidden_layers": len(layers), "layer_types": [KINDS[letter] for letter in layers]}
 
 
-S = dict(away=1.0, aout=1.5, qk=2.0, embed=1.0, tied=1.5, head=2.0, win=1.0, wout=1.5, conv=1.2, norm=0.2, bias=0.3, alo=0.005, ahi=0.2, dt=0.5, b=1.5, mlp=1.5)
-
-def draw(name: str, shape, generator, tied) -> Tensor:
-    noise = torch.randn(shape, generator=generator)
-    last = name.rsplit(".", 2)
-    fan = shape[-1] if len(shape)==2 else 1
-    if name.endswith("A_log"):
-        u = torch.rand(shape, generator=generator)
-        return math.log(S["alo"]) + u * math.log(S["ahi"]/S["alo"])
-    if name.endswith("dt_bias"): return noise*S["dt"]
-    if "visual" in name: return noise*0.1
-    if "embed_tokens" in name:
-        return noise * S["embed"]
-    if "lm_head" in name: return noise*S["head"]/math.sqrt(shape[1])
-    if name.endswith("bias"): return noise*S["bias"]
-    if len(shape)==3: return noise*S["conv"]/math.sqrt(shape[-1])
-    if len(shape)==1:
-        if name.endswith(("embedding_norm.weight","model.norm.weight","language_model.norm.weight")):
-            sign = -1.0 if tied else 1.0
-            return (S["head"]/S["embed"]/math.sqrt(shape[0]) if tied else 1.0)*sign*(1+S["norm"]*noise) - (1 if "qwen" in S["family"] else 0)
-        if "q_layernorm" in name or "q_norm" in name:
-            return S["qk"]*(1+S["norm"]*noise) - (1 if "qwen" in S["family"] else 0)
-        zero = "qwen" in S.get("family","") and not name.endswith("linear_attn.norm.weight")
-        return noise*S["norm"] + (0 if zero else 1)
-    if "self_attn" in name and any(k in name for k in ("out_proj","o_proj")): return noise*S["aout"]/math.sqrt(fan)
-    if any(k in name for k in ("out_proj","o_proj")): return noise*S["wout"]/math.sqrt(fan)
-    if any(k in name for k in ("w2","down_proj")): return noise*S["mlp"]/math.sqrt(fan)
-    if "in_proj_b" in name: return noise*S["b"]/math.sqrt(fan)
-    return noise*S["win"]/math.sqrt(fan)
-
-@torch.no_grad()
-def redraw(model, seed):
-    g = torch.Generator().manual_seed(seed)
-    S["family"]="qwen" if "Qwen" in type(model).__name__ else "lfm"
-    tied = model.config.get_text_config().tie_word_embeddings
-    for n,p in sorted(model.named_parameters()):
-        p.copy_(draw(n, tuple(p.shape), g, tied))
-    if not tied:
-        e=model.get_input_embeddings().weight; h=model.lm_head.weight
-        h.sub_(S["away"]*S["head"]/S["embed"]/math.sqrt(e.shape[1])*e).div_(math.sqrt(1+S["away"]**2))
+ALL = (
+    _lfm2("hybrid", "ccac"),
+    _lfm2("pair", "ca", num_key_value_heads=1),
+    _lfm2("recurrent", "ccc", tie_word_embeddings=False),
+    _lfm2("attention", "aaa", num_key_value_heads=4),
+    _lfm2("bias", "cac", conv_bias=True, conv_L_cache=4),
+    _lfm2("odd", "acc", num_attention_heads=3, num_key_value_heads=3, block_auto_adjust_ff_dim=False),
+    _lfm2("wide", "cca", hidden_size=64, num_attention_heads=8, conv_L_cache=4, block_ffn_dim_multiplier=1.3),
+    _qwen3_5("hybrid", "llla"),
+    _qwen3_5("pair", "la", num_key_value_heads=1, tie_word_embeddings=True),
+    _qwen3_5("recurrent", "lll", linear_num_key_heads=4),
+    _qwen3_5("attention", "aaa", num_key_value_heads=4),
+    _qwen3_5("bias", "lal", attention_bias=True, linear_conv_kernel_dim=3),
+    _qwen3_5(
+        "odd",
+        "all",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        linear_num_key_heads=3,
+        linear_num_value_heads=3,
+        linear_value_head_dim=24,
+    ),
+    _qwen3_5("grouped", "lla", hidden_size=64, linear_num_value_heads=8, **QUARTER_ROTARY),
+    _qwen3_5_vl("hybrid", "lla"),
+    _qwen3_5_vl("tied", "la", tie_word_embeddings=True),
+)
+MODELS = {model.name: model for model in ALL}

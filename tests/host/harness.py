@@ -138,9 +138,11 @@ class Harness:
 
     def _oldest(self) -> Seat | None:
         """The first of those that have tokens to absorb."""
-        seats = [s for s in self.scheduler._running.values() if not s.leaving]
-        hungry = [s for s in seats if s.request.known < most_tokens(s.request, self.limits.max_model_len)]
+        hungry = [s for s in self.scheduler._running.values() if not self._is_going(s)]
         return min(hungry, key=lambda s: s.request.order, default=None)
+
+    def _is_going(self, seat: Seat) -> bool:
+        return seat.leaving or seat.request.known >= most_tokens(seat.request, self.limits.max_model_len)
 
     def _check_order(self, waiting: list[Request]) -> None:
         """Nobody was admitted before one that came first."""
@@ -156,7 +158,8 @@ class Harness:
         seats = self.scheduler._running.values()
         assert oldest in seats and not oldest.leaving, "the oldest was pre-empted"
         if plan is None or oldest.row not in {work.row for work in plan.work}:
-            assert self.cache.returning or any(s.leaving for s in seats), "the oldest was passed over"
+            assert self.device.in_flight, "the oldest waits for nothing"
+            assert self.cache.returning or any(map(self._is_going, seats)), "the oldest was passed over"
 
     def _note(self, requests: Iterable[Request]) -> None:
         for request in requests:

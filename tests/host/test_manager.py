@@ -297,14 +297,15 @@ def test_a_checkpoint_yields_its_slot_to_the_request_that_would_resume_from_it()
 
 def test_without_state_whole_pages_are_shared_as_they_fill() -> None:
     cache = CacheManager(make_limits(num_slots=0), prefix_reuse=True)
-    admission = admitted(cache)
+    prompt = (*PROMPT, 14, 15, 16)
+    admission = admitted(cache, make_request("a", prompt))
     cache.launched(1, [admission.row])
-    assert cache.match(PROMPT).kv_len == 0
+    assert cache.match(prompt).kv_len == 0
     collect(cache, 1, admission, 9)
-    assert cache.match(PROMPT).resumable_len == 8
+    assert cache.match((*prompt, 17)).resumable_len == 8
     cache.launched(2, [admission.row])
-    collect(cache, 2, admission, 13)
-    other = admitted(cache, make_request("b", PROMPT))
+    collect(cache, 2, admission, 15)
+    other = admitted(cache, make_request("b", prompt))
     assert (other.match.resumable_len, other.match.slot) == (12, 0)
     assert [p.page for p in other.pages] == [1, 2, 3, 5]
 

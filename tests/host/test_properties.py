@@ -75,7 +75,7 @@ LOSSES: st.SearchStrategy[Loses] = st.sampled_from([never, lossy])
 
 @dataclass(frozen=True)
 class Ask:
-    """A request in outline. Prompts of a stem begin alike; those of another differ in the first token only."""
+    """A request in outline. Prompts of a stem begin alike; another differs in the first token only."""
 
     stem: int
     length: int

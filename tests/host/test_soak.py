@@ -25,7 +25,7 @@ def random_limits(random: Random) -> Limits:
         "max_model_len": random.randint(8, 40),
         "vocab_size": 37,
         "page_size": page_size,
-        "num_slots": random.choice([0, 1, 2, 4, 6, 9]),
+        "num_slots": random.choice([0, 0, 1, 2, 4, 6, 9]),
         "fold_every": fold_every,
         "max_window": random.randint(1, min(3, fold_every)),
     }

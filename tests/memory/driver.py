@@ -153,7 +153,7 @@ class Driver:
         counts = torch.tensor([w.count for w in work], dtype=torch.int64)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
         lanes = {lane: self._expect(w, int(offsets[lane])) for lane, w in enumerate(work) if w.row}
-        inputs = self._inputs(work)
+        inputs = self.inputs(work)
         step = self.begin(work, counts, offsets, self._place(lanes, exports))
 
         before = Snapshot(self.pool)
@@ -197,7 +197,7 @@ class Driver:
             rounded_at=frozenset(rounding_lines(position, work.count, grid, block)),
         )
 
-    def _inputs(self, work: Sequence[Work]) -> dict[str, Tensor]:
+    def inputs(self, work: Sequence[Work]) -> dict[str, Tensor]:
         """Random tokens; those of padded lanes are NaN."""
         parts = [self.draw(w.count) for w in work] or [self.draw(0)]
         for w, part in zip(work, parts, strict=False):
@@ -271,11 +271,13 @@ class Driver:
 
     def _check_writes(self, before: Snapshot, lanes: Iterable[Lane], exports: Sequence[Export]) -> None:
         """Whole states only where a line was folded; entries only at the lanes' own new positions."""
-        lanes = list(lanes)
-        cells = {
-            f"{LAYER}.{name}": new_cells(lanes, ring.shape[1], conv=name.startswith("conv."))
-            for name, ring in self.layer.rings().items()
-        }
+        lanes, cells = list(lanes), {}
+        for name, ring in self.layer.rings().items():
+            cells[f"{LAYER}.{name}"] = new_cells(lanes, ring.shape[1], conv=name.startswith("conv."))
+            for lane in (lane for lane in lanes if not lane.run):
+                read = {(lane.work.row, place) for place in self._needed(lane.tenant, name)}
+                overwritten = read & cells[f"{LAYER}.{name}"]
+                assert not overwritten, f"{name}: {lane.work} writes where the same step reads"
         written = {lane.write_slot for lane in lanes if lane.folds} | {export.slot for export in exports}
         before.assert_only(slots=written, cells=cells, cursors=set())
 
@@ -317,15 +319,21 @@ class Driver:
             found = tuple(int(cursor[row]) for cursor in vars(self.pool.cursors).values())
             assert found == expected, f"cursors of row {row}"
 
+    def _needed(self, tenant: Tenant, name: str) -> set[int]:
+        """Places of a ring that the next step may read: entries since the checkpoint, or a few inputs."""
+        size, position, first = self.layer.rings()[name].shape[1], tenant.history.position, tenant.base
+        if name.startswith("conv."):
+            next_read = min(position, tenant.base + self.setup.grid) - (self.setup.shape.width - 1)
+            first = max(tenant.base, next_read)
+        needed = {p % size for p in range(first, position)}
+        assert len(needed) == position - first, f"{name} holds fewer places than are needed"
+        return needed
+
     def _poison_what_nobody_needs(self) -> None:
         """Rejected tails, entries below the checkpoint, inputs that no window and no fold can ask for."""
         for row, tenant in self.tenants.items():
-            position, base = tenant.history.position, tenant.base
-            next_read = min(position, base + self.setup.grid) - (self.setup.shape.width - 1)
             for name, ring in self.layer.rings().items():
-                first = max(base, next_read) if name.startswith("conv.") else base
-                needed = {p % ring.shape[1] for p in range(first, position)}
-                assert len(needed) == position - first, f"{name} holds fewer places than are needed"
+                needed = self._needed(tenant, name)
                 ring[row, [place for place in range(ring.shape[1]) if place not in needed]] = torch.nan
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from .driver import Driver, Setup, Work
 from .oracle import Shape
+from .recorder import Recorder
+from .spy import same_bits
 from .traffic import drive, start_somewhere
 
 GRIDS = [(16, 1, 64), (16, 5, 32), (8, 8, 8), (16, 16, 16), (4, 2, 4), (1, 1, 4)]
@@ -39,13 +41,14 @@ def test_rings_wrap(grid: int, window: int, page: int) -> None:
 
 @pytest.mark.slow
 @grids
-@pytest.mark.parametrize("decay", ["weak", "mixed"])
-@pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
+@pytest.mark.parametrize(
+    ("decay", "exact", "steps"), [("weak", False, 3000), ("mixed", False, 3000), ("mixed", True, 1000)]
+)
 def test_rings_wrap_for_thousands_of_steps(
-    grid: int, window: int, page: int, decay: str, exact: bool
+    grid: int, window: int, page: int, decay: str, exact: bool, steps: int
 ) -> None:
     driver = Driver(Setup(grid, window, page, decay=decay, exact=exact, rows=1), seed=2)
-    drive(driver, 5000, runs=0.002, restarts=0.0)
+    drive(driver, steps, runs=0.002, restarts=0.0)
 
 
 @pytest.mark.parametrize("decay", ["weak", "strong", "violent", "mild"])
@@ -144,6 +147,24 @@ def test_a_rejected_window_leaves_no_trace() -> None:
 
     for plain, tried in zip(decode(False), decode(True), strict=True):
         torch.testing.assert_close(plain, tried, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["reference", "reference_kv"])
+def test_in_exact_mode_a_row_that_resumes_and_replays_computes_the_same_bits(
+    state_dtype: torch.dtype, backend: str
+) -> None:
+    """From the checkpoint left behind at a line, the tokens since it in other windows: as if never stopped."""
+    driver = Recorder(Setup(8, 5, 8, state_dtype=state_dtype, backend=backend, exact=True, rows=2), seed=11)
+    driver.stream = driver.draw(70)
+    driver.start(1)
+    driver.grant(1, line=24)
+    through = driver.absorb(1, [5, 3, 1, 5, 4, 2, 5, 5, 30, 5, 5])
+    ((slot, history),) = driver.published.items()
+    for sizes in ([5] * 9 + [1], [1] * 8 + [38], [46]):
+        driver.start(2, resume=slot)
+        for never_stopped, resumed in zip(through, driver.absorb(2, sizes), strict=True):
+            assert same_bits(never_stopped[history.position :], resumed)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Tiny:
 
     def build(self, seed: int = 0) -> transformers.PreTrainedModel:
         family = self.architecture.removesuffix("ForCausalLM")
-        config = getattr(transformers, f"{family}Config")(**{"vocab_size": VOCAB, **self.options})
+        kind = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+        config = kind(**{"vocab_size": VOCAB, **self.options})
         model = getattr(transformers, self.architecture)(config).eval()
         _redraw(model, torch.Generator().manual_seed(seed))
         return model
@@ -62,10 +63,18 @@ def _redraw(model: transformers.PreTrainedModel, generator: torch.Generator) -> 
         weight.copy_(_drawn(name, torch.randn(weight.shape, generator=generator)))
     loudness = 2.5 / math.sqrt(model.config.hidden_size)
     if tied:
-        name = "backbone.norm_f" if hasattr(model, "backbone") else "model.norm"
-        model.get_submodule(name).weight.mul_(-loudness)
+        _final_norm(model).weight.mul_(-loudness)
     else:  # away from the token just read, which would be its own most likely successor
         model.lm_head.weight.sub_(model.get_input_embeddings().weight).mul_(loudness / math.sqrt(2))
+    if "Qwen3_5" in type(model).__name__:  # its norms multiply by 1 + weight, but for the one before the gate
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+                weight.sub_(1.0)
+
+
+def _final_norm(model: transformers.PreTrainedModel) -> Any:
+    names = ("backbone.norm_f", "model.embedding_norm", "model.norm")
+    return next(module for name, module in model.named_modules() if name in names)
 
 
 def _drawn(name: str, noise: Tensor) -> Tensor:
@@ -149,11 +158,16 @@ class Oracle:
 def _states(cache: Any) -> list[dict[str, Tensor]]:
     """Of each layer, by name; the cache's own tensors."""
     return [
-        {"conv": layer.conv_states[0], "temporal": layer.recurrent_states[0]}
+        _recurrent_states(layer)
         if hasattr(layer, "recurrent_states")
         else {"keys": layer.keys, "values": layer.values}
         for layer in cache.layers
     ]
+
+
+def _recurrent_states(layer: Any) -> dict[str, Tensor]:
+    held = {"conv": layer.conv_states, "temporal": layer.recurrent_states}
+    return {name: states[0] for name, states in held.items() if states and states[0] is not None}
 
 
 def prompts(*lengths: int, seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
@@ -208,6 +222,35 @@ def assert_equal_to_oracle(oracle: Oracle, given: list[list[int]], outputs: list
         agreement.add(output, oracle.answer(prompt, len(output.token_ids)))
     agreement.check()
     return agreement.worst
+
+
+def farthest(oracle: Oracle, given: list[list[int]], outputs: list[RequestOutput]) -> float:
+    """The largest difference of a log-probability, whatever the tokens: where numbers are rounded on purpose."""
+    worst = 0.0
+    for prompt, output in zip(given, outputs, strict=True):
+        wanted = oracle.read(prompt, output.token_ids).logprobs
+        for place, found in enumerate(output.logprobs or ()):
+            worst = max(worst, abs(found.logprob - float(wanted[place, found.token_id])))
+    return worst
+
+
+def worst_kl_in_bfloat16(tiny: Tiny, directory: Path) -> float:
+    """Of any position, against the same rounded weights in float32. All of 20 tokens can be asked for."""
+    oracle = Oracle(replace(tiny, options={**tiny.options, "vocab_size": 20}), directory)
+    for weight in oracle.model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    given = prompts(100, 7, vocab=20)
+    llm = LLM(directory, dtype="bfloat16", max_num_seqs=2, max_model_len=CONTEXT)
+    outputs = llm.generate(
+        given, SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, logprobs=20)
+    )
+    worst = 0.0
+    for prompt, output in zip(given, outputs, strict=True):
+        wanted = oracle.read(prompt, output.token_ids).logprobs
+        for place, found in enumerate(output.logprobs or ()):
+            got = torch.tensor([logprob for _, logprob in sorted(found.top)]).double()
+            worst = max(worst, float((wanted[place].exp() * (wanted[place] - got)).sum()))
+    return worst
 
 
 def assert_state_matters(oracle: Oracle, given: list[list[int]]) -> None:

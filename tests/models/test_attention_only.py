@@ -22,6 +22,7 @@ from tests.models.conformance import (
     prompts,
     serve,
     slow_but,
+    worst_kl_in_bfloat16,
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -69,6 +70,9 @@ FAST = [
 ]
 WITHOUT_STATE = {name: options for name, options in VARIANTS.items() if name != "opposite-axis-order"}
 
+BF16_WEIGHTS_KL = 1e-2
+"""Of any position. The worst measured is 2e-3."""
+
 OracleOf = Callable[[str], Oracle]
 
 
@@ -109,7 +113,7 @@ def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama-3", "llama-odd", "qwen3-biased"])
 def test_exact_mode_gives_the_same_bits_in_every_variant(oracle_of: OracleOf, name: str) -> None:
     oracle = oracle_of(name)
     whole = serve(oracle.directory, MIXED, exact=True)
@@ -118,6 +122,11 @@ def test_exact_mode_gives_the_same_bits_in_every_variant(oracle_of: OracleOf, na
         assert bits(serve(oracle.directory, MIXED, exact=True, **options)) == bits(whole), variant
     for prompt, output in zip(MIXED, whole, strict=True):
         assert bits(serve(oracle.directory, [prompt], exact=True)) == bits([output])
+
+
+@pytest.mark.parametrize("name", ["llama-biased", "qwen3"])
+def test_bfloat16_weights(tmp_path: Path, name: str) -> None:
+    assert worst_kl_in_bfloat16(MODELS[name], tmp_path) < BF16_WEIGHTS_KL
 
 
 def test_no_slots_and_no_state(oracle_of: OracleOf) -> None:
@@ -204,7 +213,7 @@ def test_configs_as_the_hub_has_them() -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-SLIDING = ["full_attention", "sliding_attention"]
+SLIDING = ["full_attention"] * 35 + ["sliding_attention"]
 
 
 @pytest.mark.parametrize(

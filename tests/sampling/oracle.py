@@ -13,7 +13,11 @@ Floats = NDArray[np.float64]
 
 
 def adjusted(
-    logits: Floats, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], stops: Sequence[int] = ()
+    logits: Floats,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    stops: Sequence[int] = (),
 ) -> Floats:
     changed = logits.astype(np.float64).copy()
     for token, bias in params.logit_bias.items():

@@ -35,7 +35,9 @@ LIMITS = Limits(
 )
 
 
-def start(row: int, prompt: list[int], params: SamplingParams, output: list[int], stops: list[int]) -> RowStart:
+def start(
+    row: int, prompt: list[int], params: SamplingParams, output: list[int], stops: list[int]
+) -> RowStart:
     return RowStart(
         row=Row(row),
         generation=1,
@@ -62,7 +64,9 @@ def tables_with_old_tenants() -> RowTables:
 def adjusted(tables: RowTables, logits: Tensor, rows: list[int], position: list[int]) -> Tensor:
     entries = max(tables.num_entries(Row(row)) for row in rows)
     places = torch.tensor(position)
-    return adjust(logits, tables.adjustments(torch.tensor(rows), places, entries=entries, history=max(position)))
+    return adjust(
+        logits, tables.adjustments(torch.tensor(rows), places, entries=entries, history=max(position))
+    )
 
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=18)

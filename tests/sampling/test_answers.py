@@ -20,14 +20,25 @@ from .conftest import ROOMY, TIGHT, Engines
 
 LogitsOf = Callable[[tuple[int, ...]], Tensor]
 
-PROMPTS = ["Hello there, general", "x", "The quick brown fox jumps over a lazy dog", "1 2 3 4 5 6"]
+PROMPTS = ["Hello there, general", "x", "The quick brown fox jumps over a lazy dog", "1 2 3 4 5 6", "C"]
 PARAMS = [
     SamplingParams(max_tokens=24, temperature=1.1, seed=1, repetition_penalty=1.4, ignore_eos=True),
-    SamplingParams(max_tokens=28, temperature=0.8, seed=2, top_k=20, frequency_penalty=0.9, presence_penalty=-0.4),
-    SamplingParams(max_tokens=30, presence_penalty=1.5, frequency_penalty=0.3, min_tokens=30, repetition_penalty=1.1),
     SamplingParams(
-        max_tokens=30, temperature=2.0, seed=-9, top_p=0.9, min_p=0.02, min_tokens=15, logit_bias={IM_END: 30.0, 65: 3.0}
+        max_tokens=28, temperature=0.8, seed=2, top_k=20, frequency_penalty=0.9, presence_penalty=-0.4
     ),
+    SamplingParams(
+        max_tokens=30, presence_penalty=1.5, frequency_penalty=0.3, min_tokens=30, repetition_penalty=1.1
+    ),
+    SamplingParams(
+        max_tokens=30,
+        temperature=2.0,
+        seed=-9,
+        top_p=0.9,
+        min_p=0.02,
+        min_tokens=15,
+        logit_bias={IM_END: 30.0, 65: 3.0},
+    ),
+    SamplingParams(max_tokens=12, frequency_penalty=2.0, logit_bias={65: 50.0, 66: 50.0, 67: 50.0}),
 ]
 STOPS = (IM_END, ENDOFTEXT)
 
@@ -102,7 +113,13 @@ def test_a_biased_token_is_always_or_never_chosen(engines: Engines) -> None:
 
 def test_logprobs_are_the_models_own(engines: Engines, logits_of: LogitsOf) -> None:
     params = SamplingParams(
-        max_tokens=12, temperature=2.0, top_k=5, seed=8, logprobs=3, repetition_penalty=2.0, logit_bias={70: 5.0}
+        max_tokens=12,
+        temperature=2.0,
+        top_k=5,
+        seed=8,
+        logprobs=3,
+        repetition_penalty=2.0,
+        logit_bias={70: 5.0},
     )
     [output] = engines(**ROOMY).generate("Some words", params)
     wanted = logits_of(output.prompt_token_ids + output.token_ids).log_softmax(-1)
@@ -122,6 +139,7 @@ def test_n_answers_are_those_of_n_seeds(engines: Engines) -> None:
     alone = llm.generate(["Say"] * 4, [SamplingParams(**params, seed=seed) for seed in seeds])
     assert [completion.token_ids for completion in output.outputs] == tokens_of(alone)
     assert len({completion.text for completion in output.outputs}) == 4
+    assert not {6, 7, 8} & set(seeds), "those may be somebody else's"
     first = output.outputs[0]
     assert (output.text, output.token_ids, output.logprobs) == (first.text, first.token_ids, first.logprobs)
     assert (output.finish_reason, output.stop_reason) == (first.finish_reason, first.stop_reason)

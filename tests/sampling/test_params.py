@@ -23,7 +23,10 @@ from .conftest import ROOMY, Engines
         (dict(max_tokens=2.5), "max_tokens=2.5 must be a whole number"),
         (dict(max_tokens=2**31), "max_tokens=2147483648 must be at most 2147483647"),
         (dict(min_tokens=-1), "min_tokens=-1 must be at least 0"),
-        (dict(min_tokens=9, max_tokens=8), "min_tokens=9 is more than max_tokens=8; lower one or raise the other"),
+        (
+            dict(min_tokens=9, max_tokens=8),
+            "min_tokens=9 is more than max_tokens=8; lower one or raise the other",
+        ),
         (dict(temperature=-0.1), "temperature=-0.1 must be 0 (greedy) or more"),
         (dict(temperature=math.nan), "temperature=nan must be a finite number"),
         (dict(temperature=math.inf), "temperature=inf must be a finite number"),
@@ -105,17 +108,22 @@ def test_the_models_advice(tmp_path: Path, file: dict[str, Any] | None, expected
     [
         ("{", "is not JSON"),
         ("[1]", "must hold a JSON object"),
-        ('{"do_sample": true, "top_p": 7}', "top_p=7 must be above 0 and at most 1; give SamplingParams of your own"),
+        (
+            '{"do_sample": true, "top_p": 7}',
+            "top_p=7 must be above 0 and at most 1; give SamplingParams of your own",
+        ),
     ],
 )
 def test_bad_advice_is_named(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
-    with pytest.raises(ConfigError, match="generation_config.json") as refused:
+    with pytest.raises(ConfigError, match=r"generation_config\.json") as refused:
         advised_params(tmp_path)
     assert reason in str(refused.value)
 
 
-def test_advice_is_followed_where_nothing_else_is_said(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_is_followed_where_nothing_else_is_said(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = engines(**ROOMY)
     assert llm.default_params() == SamplingParams()
     advised = SamplingParams(temperature=1.0, seed=7, max_tokens=9, ignore_eos=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast import LLM, FinishReason, Rejected, SamplingParams
+from holdfast.executor.readback import InFlight
+from holdfast.plan import StepPlan
 from holdfast.text import Detokenizer, StoppingText, StopStrings
 
 from .conftest import ROOMY, Engines
@@ -60,7 +63,7 @@ def test_bytes_of_characters_are_put_together_first(text: str, stops: list[str],
     assert stream.text == text[:end]
     if found is not None:
         assert stream.tokens == len(text[: found[0] + len(found[1])].encode())
-    for before, after in zip(shown, shown[1:], strict=False):
+    for before, after in itertools.pairwise(shown):
         assert after.startswith(before), "what was shown was taken back"
 
 
@@ -96,7 +99,9 @@ def test_a_stop_may_begin_before_min_tokens_and_end_after() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("place", [0, 5, 15])
-def test_an_answer_is_cut_where_the_stop_begins(engines: Engines, overlap: bool, place: int) -> None:
+def test_an_answer_is_cut_where_the_stop_begins(
+    engines: Engines, overlap: bool, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = engines(**ROOMY, overlap=overlap)
     assert llm.tokenizer is not None
     params = dict(max_tokens=20, ignore_eos=True, logprobs=0)
@@ -104,13 +109,17 @@ def test_an_answer_is_cut_where_the_stop_begins(engines: Engines, overlap: bool,
     stop = whole.text[place : place + 3]
     begin = whole.text.index(stop)
     completed = next(n for n in range(31) if stop in llm.tokenizer.decode(whole.token_ids[:n]))
+    seen = sampled_by(llm, monkeypatch)
     cut = llm.generate("A prompt", SamplingParams(**params, stop=stop))[0]
     assert cut.text == whole.text[:begin]
     assert (cut.finish_reason, cut.stop_reason) == (FinishReason.STOP, stop)
     assert cut.token_ids == whole.token_ids[:completed]
     assert cut.logprobs is not None and whole.logprobs is not None
     assert cut.logprobs == whole.logprobs[: len(cut.token_ids)]
-    kept = llm.generate("A prompt", SamplingParams(**params, stop=["###", stop], include_stop_str_in_output=True))[0]
+    assert completed <= seen[-1] <= completed + 1, "the engine went on"
+    kept = llm.generate(
+        "A prompt", SamplingParams(**params, stop=["###", stop], include_stop_str_in_output=True)
+    )[0]
     assert kept.text == whole.text[: begin + 3]
     check_idle(llm)
 
@@ -136,7 +145,7 @@ def test_a_stream_shows_what_the_answer_will_be(engines: Engines) -> None:
     outputs = list(llm.stream("Another", SamplingParams(**params, stop=stop)))
     texts = [output.text for output in outputs]
     assert texts[-1] == whole[: whole.index(stop)] and outputs[-1].stop_reason == stop
-    assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
     check_idle(llm)
 
 
@@ -175,16 +184,29 @@ def test_stop_tokens_are_named(engines: Engines) -> None:
 
 def test_text_needs_a_tokenizer(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = engines(**ROOMY)
-    monkeypatch.setattr(llm, "tokenizer", None)
+    monkeypatch.setattr(llm._service, "tokenizer", None)
     with pytest.raises(Rejected, match="use stop_token_ids"):
         llm.generate([[1, 2]], SamplingParams(stop="x"))
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].text == ""
 
 
+def sampled_by(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens were sampled, after each step."""
+    counts = [0]
+    launch = llm._engine.runner.launch
+
+    def count(plan: StepPlan) -> InFlight:
+        counts.append(counts[-1] + sum(work.sample for work in plan.work))
+        return launch(plan)
+
+    monkeypatch.setattr(llm._engine.runner, "launch", count)
+    return counts
+
+
 def check_idle(llm: LLM) -> None:
     """Whatever a stopped request held has come back."""
     engine = llm._engine
-    assert not engine.has_work and not llm._answers
+    assert not engine.has_work and not llm._service._answers
     audit = engine.scheduler._cache.check()
     assert audit.clean, audit
     for census in (audit.rows, audit.slots, audit.pages):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..config import ConfigError
 from ..distributed.group import Shard
 from ..memory.spec import ConvSpec, StateSpec, TensorSpec
 from .batch import Batch, Build
@@ -32,6 +33,12 @@ class Mamba2Shape:
     """The gated norm takes the root mean square of each of so many equal parts."""
     dt_limits: tuple[float, float] = (0.0, math.inf)
 
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ConfigError(
+                f"config.json: num_heads={self.heads} must be a multiple of n_groups={self.groups}"
+            )
+
     @property
     def inner(self) -> int:
         return self.heads * self.head_dim
@@ -41,7 +48,7 @@ class Mamba2(nn.Module):
     def __init__(self, build: Build, name: str, shape: Mamba2Shape) -> None:
         super().__init__()
         self.name, self.shape, self.ops = name, shape, build.ops
-        _check_divisible(shape, build.group.size)
+        _check_ranks(shape, build.group.size)
         shared = shape.groups * shape.state  # channels of B, and of C
         xbc = Shard(axis=0, parts=(shape.inner, shared, shared), group=build.group)
         inner = Shard(axis=0, parts=(shape.inner,), group=build.group)
@@ -105,12 +112,9 @@ class Mamba2(nn.Module):
         return self.ops.gated_rms_norm(x, gate, weight, self.shape.eps, gate_first=True).flatten(1)
 
 
-def _check_divisible(shape: Mamba2Shape, ranks: int) -> None:
-    for name, whole, parts in (
-        ("heads", shape.heads, shape.groups),
-        ("inner channels", shape.inner, shape.norm_groups),
-        ("groups", shape.groups, ranks),
-        ("norm groups", shape.norm_groups, ranks),
-    ):
-        if whole % parts:
-            raise ValueError(f"Mamba2's {whole} {name} cannot be divided into {parts} equal parts")
+def _check_ranks(shape: Mamba2Shape, ranks: int) -> None:
+    for name, count in (("groups of heads", shape.groups), ("groups of its norm", shape.norm_groups)):
+        if count % ranks:
+            raise ValueError(
+                f"Mamba2: {count} {name} cannot be divided among {ranks} ranks; use a number that divides it"
+            )

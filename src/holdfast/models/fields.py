@@ -49,9 +49,10 @@ class Fields:
 
     def interval(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
         value = self._take((name,), default)
-        if not isinstance(value, (list, tuple)) or len(value) != 2 or not value[0] <= value[1]:
-            raise ConfigError(f"{self._where}: {name} must be [least, most], not {value!r}")
-        return float(value[0]), float(value[1])
+        match value:
+            case [int() | float() as least, int() | float() as most] if least <= most:
+                return float(least), float(most)
+        raise ConfigError(f"{self._where}: {name} must be [least, most], not {value!r}")
 
     def items(
         self, name: str, choices: Sequence[str] | None = None, *, length: int | None = None

@@ -57,7 +57,7 @@ def _mixer(fields: Fields) -> Mamba2Shape:
         eps=fields.number("layer_norm_epsilon", default=1e-5),
         bias=fields.flag("use_bias", default=False),
         conv_bias=fields.flag("use_conv_bias", default=True),
-        norm_groups=1,  # as transformers has it, whatever n_groups is
+        norm_groups=1,  # as transformers has it; mamba_ssm norms each of n_groups by itself
         dt_limits=fields.interval("time_step_limit", default=(0.0, math.inf)),
     )
     for name, value in (

@@ -16,12 +16,13 @@ def parse(values: Mapping[str, Any]) -> LlamaConfig:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     eps = fields.number("rms_norm_eps", default=1e-6)
     fields.only("hidden_act", "silu")
-    _refuse_sliding_window(fields)
+    layers = fields.integer("num_hidden_layers")
+    _refuse_sliding_window(fields, layers)
     config = LlamaConfig(
         vocab_size=fields.integer("vocab_size"),
         hidden=hidden,
         inner=fields.integer("intermediate_size"),
-        layers=fields.integer("num_hidden_layers"),
+        layers=layers,
         eps=eps,
         attention=AttentionShape(
             hidden=hidden,
@@ -40,10 +41,10 @@ def parse(values: Mapping[str, Any]) -> LlamaConfig:
     return config
 
 
-def _refuse_sliding_window(fields: Fields) -> None:
+def _refuse_sliding_window(fields: Fields, layers: int) -> None:
     fields.only("use_sliding_window", False)
     if "layer_types" in fields:
-        fields.items("layer_types", ("full_attention",))
+        fields.items("layer_types", ("full_attention",), length=layers)
     fields.ignore("layer_types", "sliding_window", "max_window_layers")  # unused while it is off
 
 

@@ -152,11 +152,7 @@ class Scheduler:
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = [
-            s
-            for s in self._running.values()
-            if not s.leaving and s.request.known < most_tokens(s.request, self._limits.max_model_len)
-        ]
+        seats = [s for s in self._running.values() if not self._is_going(s)]
         oldest = min((s.request.order for s in seats), default=None)
 
         def turn(seat: Seat) -> tuple[bool, tuple[int, int]]:
@@ -240,7 +236,7 @@ class Scheduler:
 
     def _preempt(self, plan: PlanBuilder) -> Seat | None:
         """Send the last in order back to the queue. None if pages are on their way already, or are so now."""
-        if self._cache.returning or any(s.leaving for s in self._running.values()):
+        if self._cache.returning or any(map(self._is_going, self._running.values())):
             return None
         victim = max(self._running.values(), key=lambda s: s.request.order)
         if victim.row in plan.work or self._cache.in_flight(victim.row):
@@ -248,6 +244,10 @@ class Scheduler:
             return None
         self._requeue(victim)
         return victim
+
+    def _is_going(self, seat: Seat) -> bool:
+        """All it holds comes back with a step in flight: it was pre-empted, or has only to hear of its end."""
+        return seat.leaving or seat.request.known >= most_tokens(seat.request, self._limits.max_model_len)
 
     def _requeue(self, seat: Seat) -> None:
         self._leave_row(seat)
