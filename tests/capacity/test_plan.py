@@ -50,6 +50,7 @@ def most_at_once(engine: Engine, count: int, prompt: int, answer: int) -> int:
     return seen
 
 
+SHORT = {"max_model_len": 32, "page_size": 16}
 BOUND = {
     "rows": {"max_num_seqs": 3},
     "slots": {"max_num_seqs": 5, "num_slots": 2},
@@ -62,24 +63,24 @@ BOUND = {
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("binds", BOUND)
 def test_as_many_requests_fit_as_it_says(hybrid: Path, binds: str, overlap: bool) -> None:
-    options = {"max_model_len": 128, "load_format": "dummy", "overlap": overlap} | BOUND[binds]
+    options = SHORT | {"load_format": "dummy", "overlap": overlap} | BOUND[binds]
 
     def engine() -> Engine:
         return build_engine(hybrid, EngineConfig(**options))
 
     [fit] = engine().capacity.fits
-    assert fit.length == 128
-    for answer in (1, 40, 127):
+    assert fit.length == 32
+    for answer in (1, 12, 31):
         running = engine()
-        assert most_at_once(running, fit.requests, 128 - answer, answer) == fit.requests
+        assert most_at_once(running, fit.requests, 32 - answer, answer) == fit.requests
         assert running.scheduler.counters.preempted == 0
     if binds != "drafts":  # which need their room only when they are made
-        assert most_at_once(engine(), fit.requests + 1, 127, 1) == fit.requests, "and no more"
+        assert most_at_once(engine(), fit.requests + 1, 31, 1) == fit.requests, "and no more"
 
 
 @pytest.mark.parametrize("binds", [name for name in BOUND if name != "drafts"])
 def test_the_option_it_names_is_the_one_that_helps(hybrid: Path, binds: str) -> None:
-    options = {"max_model_len": 128} | BOUND[binds]
+    options = SHORT | BOUND[binds]
     [before] = plan(hybrid, **options).fits
     assert before.binds == binds.partition("-")[0] and before.option in before.change
     [after] = plan(hybrid, **options | {before.option: 2 * options[before.option]}).fits

@@ -50,7 +50,9 @@ def test_each_section_is_divided_by_itself(axis: int, size: int) -> None:
 
 
 def test_a_part_must_divide() -> None:
-    with pytest.raises(ValueError, match=r"axis 0 of 8\+6 cannot be divided: 6 is not a multiple of the 4 ranks"):
+    with pytest.raises(
+        ValueError, match=r"axis 0 of 8\+6 cannot be divided: 6 is not a multiple of the 4 ranks"
+    ):
         Shard(0, (8, 6), Group(0, 4))
     with pytest.raises(ValueError, match="counted from the front"):
         Shard(-1, (8,), Group())

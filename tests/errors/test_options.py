@@ -62,7 +62,7 @@ def test_one_sentence_for_each(model_dir: Path, options: dict[str, Any], sentenc
 
 def test_an_option_that_does_not_exist(model_dir: Path) -> None:
     with pytest.raises(
-        TypeError, match="LLM has no option 'gpu_memory_utilization'; the options are device, "
+        TypeError, match="there is no option 'gpu_memory_utilization'; the options are device, "
     ):
         LLM(model_dir, gpu_memory_utilization=0.9)
 

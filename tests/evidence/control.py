@@ -1,4 +1,4 @@
-"""The negative control: damage a single layer's state after the prompt, and see what becomes of the log-probabilities.
+"""The negative control: damage one state of one layer after the prompt, and see whether log-probabilities move.
 
 If some damage did not show, a test on that model would pass an engine that does the same damage.
 """
@@ -35,7 +35,7 @@ def damaged_logprobs(
 
     One batch holds the prompt once per fault. Row r of `logprobs` follows the oracle's token r.
     """
-    assert len(prompt) == len(other) > 1, "states are swapped between prompts of one length, and delayed by a token"
+    assert len(prompt) == len(other) > 1, "swapping needs prompts of one length, delaying two tokens"
     swapped, delayed = (_absorbed(oracle, tokens, 1) for tokens in (other, prompt[:-1]))
     faults = [
         Fault(layer, state, kind)
@@ -55,7 +55,9 @@ def damaged_logprobs(
 def changes(logprobs: dict[Fault | None, Tensor]) -> dict[Fault, float]:
     """By how much each fault moves the log-probability that it moves most."""
     intact = logprobs[None]
-    return {fault: float((rows - intact).abs().max()) for fault, rows in logprobs.items() if fault is not None}
+    return {
+        fault: float((rows - intact).abs().max()) for fault, rows in logprobs.items() if fault is not None
+    }
 
 
 def assert_state_matters(oracle: Oracle, prompt: Sequence[int], other: Sequence[int], steps: int = 4) -> None:

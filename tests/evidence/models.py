@@ -34,16 +34,22 @@ def _hidden(*packages: str) -> Iterator[None]:
             sys.modules[name] = module
 
 
-with _hidden("fla", "causal_conv1d"):
+with _hidden("fla", "causal_conv1d", "mamba_ssm"):
     from transformers import (
         Lfm2Config,
         Lfm2ForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Mamba2Config,
+        Mamba2ForCausalLM,
         PreTrainedConfig,
         PreTrainedModel,
         Qwen3_5Config,
         Qwen3_5ForCausalLM,
         Qwen3_5ForConditionalGeneration,
         Qwen3_5TextConfig,
+        Qwen3Config,
+        Qwen3ForCausalLM,
     )
     from transformers.utils import logging
 
@@ -52,10 +58,14 @@ logging.disable_progress_bar()
 
 VOCAB = 512
 LFM2, QWEN3_5, QWEN3_5_VL = "Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"
+MAMBA2, LLAMA, QWEN3 = "Mamba2ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"
 ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     LFM2: (Lfm2Config, Lfm2ForCausalLM),
     QWEN3_5: (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     QWEN3_5_VL: (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    MAMBA2: (Mamba2Config, Mamba2ForCausalLM),
+    LLAMA: (LlamaConfig, LlamaForCausalLM),
+    QWEN3: (Qwen3Config, Qwen3ForCausalLM),
 }
 
 
@@ -105,6 +115,8 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             parameter.copy_(_draw(path, leaf, module, parameter.shape, generator))
+        if hasattr(module, "q_proj") and not hasattr(module, "q_norm") and not hasattr(module, "q_layernorm"):
+            module.q_proj.weight.mul_(SHARPNESS)
     _draw_ends(model, generator)
 
 
@@ -129,9 +141,10 @@ def _draw_ends(model: PreTrainedModel, generator: torch.Generator) -> None:
     Logits get unit variance, whether tied or not. The head leans away from the token just read: otherwise a
     token that maps to itself is a trap for greedy decoding, and with a tied head most tokens do.
     """
-    text = getattr(model.model, "language_model", model.model)
-    norm = text.embedding_norm if hasattr(text, "embedding_norm") else text.norm
-    embedding, head = text.embed_tokens.weight, model.lm_head.weight
+    text = model.base_model
+    text = getattr(text, "language_model", text)
+    norm = next(getattr(text, name) for name in ("embedding_norm", "norm_f", "norm") if hasattr(text, name))
+    embedding, head = model.get_input_embeddings().weight, model.lm_head.weight
     (vocab, hidden), loudness = embedding.shape, LOUDNESS * len(text.layers)
     tokens = torch.randn(vocab, hidden, generator=generator)
     scale = 1 + SPREAD * torch.randn(hidden, generator=generator)

@@ -47,7 +47,8 @@ class Oracle:
     def __init__(self, directory: Path) -> None:
         architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
         _, model = ARCHITECTURES[architecture]
-        self.model: Any = model.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        self.model: Any = model.from_pretrained(directory, **options).eval()
         self.num_layers: int = self.model.config.get_text_config().num_hidden_layers
         self._runs: dict[tuple[int, ...], OracleRun] = {}
 
@@ -81,5 +82,6 @@ class Oracle:
     def new_cache(self) -> DynamicCache:
         cache = DynamicCache(config=self.model.config)
         if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
-            cache.layers.append(DynamicLayer())  # the length is asked of an attention layer, and there is none
+            # the length is asked of an attention layer, and there is none
+            cache.layers.append(DynamicLayer())
         return cache

@@ -70,7 +70,9 @@ def assert_evidence(verdicts: Iterable[Verdict]) -> None:
             f"{v.request}: the oracle's {v.tokens} tokens have {v.distinct} distinct ones, evidence needs {least}"
         )
     ties, positions = sum(v.tie for v in verdicts), sum(v.positions for v in verdicts)
-    assert ties < MOST_TIES * positions, f"{ties} ties in {positions} positions; they must stay below {MOST_TIES:.0%}"
+    assert ties < MOST_TIES * positions, (
+        f"{ties} ties in {positions} positions; they must stay below {MOST_TIES:.0%}"
+    )
 
 
 def _check_lengths(run: OracleRun, tokens: Sequence[int], logprobs: Sequence[float]) -> str | None:
@@ -84,7 +86,9 @@ def _check_position(
 ) -> str | None:
     expected, row = run.tokens[position], run.logprobs[position]
     if not 0 <= found < len(row):
-        return f"position {position}: expected token {expected}, found {found}, which is not in the vocabulary"
+        return (
+            f"position {position}: expected token {expected}, found {found}, which is not in the vocabulary"
+        )
     behind = float(row[expected] - row[found])
     difference = logprob - float(row[found])
     fine = math.isfinite(logprob) and abs(difference) <= atol

@@ -24,7 +24,7 @@ from . import (
     random_prompt,
 )
 
-# The rules. A run with a vocabulary of four, made by hand: choices 0, 1, 2, 3, 0, ...; far ahead unless told.
+# The rules, tried on a run made by hand
 
 
 def make_run(count: int = 64, close: dict[int, float] | None = None) -> OracleRun:
@@ -61,7 +61,11 @@ def test_a_wrong_token_is_a_failure() -> None:
     verdict = compare(make_run(), *replace(make_run(), 9, 32), request="request 4")
     assert verdict.failure is not None
     assert verdict.positions == 10
-    for part in ("request 4: position 9: expected token 9, found 32", "2.00e+00 behind", "margin there is 2.00e+00"):
+    for part in (
+        "request 4: position 9: expected token 9, found 32",
+        "2.00e+00 behind",
+        "margin there is 2.00e+00",
+    ):
         assert part in verdict.failure
     with pytest.raises(AssertionError, match="1 of 2 answers are wrong"):
         assert_evidence([compare(make_run(), *answer(make_run())), verdict])
@@ -174,7 +178,9 @@ def test_the_oracle_agrees_with_generate(name: str, library: Library) -> None:
     )
     run = oracle.run(prompt[0].tolist(), 32)
     assert out.sequences[0, prompt.shape[1] :].tolist() == list(run.tokens)
-    torch.testing.assert_close(torch.log_softmax(torch.cat(out.logits), dim=-1), run.logprobs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.log_softmax(torch.cat(out.logits), dim=-1), run.logprobs, atol=1e-6, rtol=0
+    )
 
 
 def test_the_oracle_computes_a_prompt_once(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,11 +194,11 @@ def test_the_oracle_computes_a_prompt_once(library: Library, monkeypatch: pytest
     assert torch.equal(run.prompt_logprobs[-1], run.logprobs[0])
 
 
-# The evidence that these models give. PAIRS of prompts: shorter than any convolution, within a chunk, past one.
+# The evidence that these models give
 
 LENGTHS = (2, 17, 70)
 ROUNDING = 5e-5
-"""Two ways through the oracle differ by less, on any log-probability: half of what an engine is allowed on its own."""
+"""Two ways through the oracle differ by less on every log-probability: half of what an engine is allowed."""
 
 
 def check_model(library: Library, name: str, seed: int, lengths: tuple[int, ...]) -> None:
@@ -243,5 +249,5 @@ def test_a_model_whose_state_does_not_matter_is_refused(library: Library) -> Non
     oracle = library.oracle("lfm2-pair", seed=99)
     with torch.no_grad():
         oracle.model.model.layers[0].conv.out_proj.weight.mul_(1e-5)
-    with pytest.raises(AssertionError, match="damage that would not be seen.*layer=0, state='conv'"):
+    with pytest.raises(AssertionError, match=r"damage that would not be seen.*layer=0, state='conv'"):
         assert_state_matters(oracle, random_prompt(5, seed=3), random_prompt(5, seed=4))

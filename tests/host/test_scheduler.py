@@ -259,6 +259,16 @@ def test_pages_on_their_way_are_waited_for_and_nobody_is_preempted() -> None:
     assert harness.scheduler.counters.preempted == 0
 
 
+def test_nobody_is_preempted_while_another_has_only_to_hear_of_its_end() -> None:
+    harness = Harness(make_limits(num_pages=7, max_num_batched_tokens=32), depth=1)
+    harness.submit(make_request("a", prompt(11), max_tokens=3), make_request("b", prompt(10), max_tokens=9))
+    for _ in range(3):
+        harness.turn()
+    assert harness.launch() is None, "b waits for the pages of a, whose last token is in flight"
+    harness.drain()
+    assert harness.scheduler.counters.preempted == 0
+
+
 def test_one_request_can_have_every_page() -> None:
     limits = make_limits(max_num_seqs=2)
     limits = make_limits(max_num_seqs=2, num_pages=limits.pages_per_row)

@@ -227,8 +227,8 @@ class Driver:
 
     def run_ops(self, inputs: dict[str, Tensor], step: StateStep) -> tuple[Tensor, Tensor]:
         mixed = self.ops.causal_conv(inputs["x"], self.weight, self.bias, self.conv, step)
-        recurrent = (inputs[name] for name in ("q", "k", "v", "log_g", "beta"))
-        return self.ops.gated_delta(*recurrent, self.temporal, step), mixed
+        q, k, v, log_g, beta = (inputs[name] for name in ("q", "k", "v", "log_g", "beta"))
+        return self.ops.gated_delta(q, k, v, log_g, beta, self.temporal, step), mixed
 
     def _try_out(self, lane: Lane, inputs: dict[str, Tensor]) -> Trial:
         tokens = tokens_of({name: x[lane.tokens] for name, x in inputs.items()})

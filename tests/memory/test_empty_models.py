@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.executor.runner import Runner
 from holdfast.ids import Page, Row, Slot
 from holdfast.layers.batch import Batch
-from holdfast.plan import Grant, PageMap, RowStart, RowWork, StepPlan, StepResult
+from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import SamplingParams
 
 from .models import CONFIGS, LIMITS, build_runner
@@ -107,7 +107,7 @@ def test_rows_without_tokens_leave_the_others_alone(name: str, exact: bool, temp
     """Hidden states, tokens and log-probabilities of row 2, with and without idle rows in its steps."""
     params = SamplingParams(temperature=temperature, logprobs=2)
 
-    def serve(idle: list[int]) -> tuple[list[Tensor], list[object]]:
+    def serve(idle: list[int]) -> tuple[list[Tensor], list[list[RowResult]]]:
         client = Client(name, exact=exact, params=params)
         client.launch({1: 5, 2: 3, 3: 2}, starts={1: 5, 2: 3, 3: 2})
         hidden, reported = [], []

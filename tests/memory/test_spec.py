@@ -20,6 +20,7 @@ SIZES = st.integers(1, 6)
 BACKENDS = ["reference", "reference_kv"]
 
 
+@st.composite
 def limits(draw: st.DrawFn) -> Limits:
     grid = draw(st.sampled_from([1, 4, 16]))
     return Limits(
@@ -61,7 +62,7 @@ def state_specs(draw: st.DrawFn) -> StateSpec:
 def test_declared_bytes_are_the_bytes_allocated(data: st.DataObject) -> None:
     """Slots and rows, each with one more for padding; a window's worth of pages likewise."""
     specs = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), state_specs()))
-    sizes = limits(data.draw)
+    sizes = data.draw(limits())
     pool = StatePool(specs, sizes, CPU)
     slot = sum(spec.slot_bytes() for spec in specs.values())
     row = sum(spec.row_bytes(sizes.journal_capacity, sizes.max_window) for spec in specs.values())
@@ -77,7 +78,7 @@ def test_declared_bytes_are_the_bytes_allocated(data: st.DataObject) -> None:
 @given(st.data())
 def test_declared_page_bytes_are_the_bytes_allocated(data: st.DataObject) -> None:
     kinds = st.builds(KVSpec, heads=SIZES, head_dim=SIZES, dtype=DTYPES)
-    specs, sizes = data.draw(st.dictionaries(st.sampled_from(["a", "b"]), kinds)), limits(data.draw)
+    specs, sizes = data.draw(st.dictionaries(st.sampled_from(["a", "b"]), kinds)), data.draw(limits())
     pool = KVPool(specs, sizes, CPU)
     page = sum(spec.page_bytes(sizes.page_size) for spec in specs.values())
     assert pool.nbytes == (sizes.num_pages + 1) * page

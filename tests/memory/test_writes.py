@@ -168,7 +168,7 @@ def test_a_new_tenant_computes_the_same_bits_after_any_other(exact: bool) -> Non
         driver.start(1)
         for x in (*driver.layer.rings().values(), *driver.layer.saved().values()):
             x.fill_(torch.nan if not leftovers else 3.0)
-        results = []
+        results: list[Tensor] = []
         for count in (1, 3, 2, 0, 3, 7, 3, 3):
             step = driver.begin([Work(1, count)], torch.tensor([count]), torch.tensor([0, count]), ())
             results += driver.run_ops(driver.draw(count), step)

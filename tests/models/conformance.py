@@ -225,7 +225,7 @@ def assert_equal_to_oracle(oracle: Oracle, given: list[list[int]], outputs: list
 
 
 def farthest(oracle: Oracle, given: list[list[int]], outputs: list[RequestOutput]) -> float:
-    """The largest difference of a log-probability, whatever the tokens: where numbers are rounded on purpose."""
+    """The largest difference of a log-probability, whatever the tokens: for numbers rounded on purpose."""
     worst = 0.0
     for prompt, output in zip(given, outputs, strict=True):
         wanted = oracle.read(prompt, output.token_ids).logprobs

@@ -24,7 +24,9 @@ SIZES = {"embed.weight": (16, 8), "proj.weight": (12, 8), "proj.bias": (12,), "d
 class TinyModel(nn.Module):
     """Every kind of destination: a tied head, a float32 parameter among others, a buffer of either kind."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, *, tied: bool = True, shard: Shard | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype = torch.float32, *, tied: bool = True, shard: Shard | None = None
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(16, 8, dtype=dtype)
         self.proj = nn.Linear(8, shard.local_size if shard else 12, dtype=dtype)
@@ -105,7 +107,9 @@ def test_meta_parameters_stay_the_same_objects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored_dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_converts_to_each_parameters_own_dtype(tmp_path: Path, stored_dtype: torch.dtype, dtype: torch.dtype) -> None:
+def test_converts_to_each_parameters_own_dtype(
+    tmp_path: Path, stored_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
     with torch.device("meta"):
         model = TinyModel(dtype)
     report = load_weights(model, save(tmp_path, tensors(stored_dtype)), rename)
@@ -208,7 +212,9 @@ def test_the_same_destination_twice(tmp_path: Path) -> None:
 )
 def test_a_dtype_that_cannot_be_converted(tmp_path: Path, dtype: torch.dtype, name: str) -> None:
     file = save(tmp_path, tensors() | {"model.decay": torch.zeros(4).to(dtype)}) / "model.safetensors"
-    assert failure(tmp_path) == f"model.decay in {file} has dtype {name}; it must be one of F64, F32, F16, BF16"
+    assert (
+        failure(tmp_path) == f"model.decay in {file} has dtype {name}; it must be one of F64, F32, F16, BF16"
+    )
 
 
 def test_a_failure_leaves_the_model_untouched(tmp_path: Path) -> None:
@@ -232,7 +238,9 @@ PARTS = [(12,), (6, 2, 4)]
 
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_two_ranks_hold_the_full_tensor_between_them(tmp_path: Path, parts: tuple[int, ...], device: str) -> None:
+def test_two_ranks_hold_the_full_tensor_between_them(
+    tmp_path: Path, parts: tuple[int, ...], device: str
+) -> None:
     save(tmp_path, tensors())
     shards = [Shard(0, parts, Group(rank, 2)) for rank in range(2)]
     halves = []

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from holdfast import FinishReason, Rejected, RequestOutput, SamplingParams
-from holdfast.answer import derived_seed
+from holdfast.answer import derived_seed, one_for_each_answer
 from holdfast.models.demo import ENDOFTEXT, IM_END
 from holdfast.ops.sampling.reference import gumbel
+from holdfast.request import Request
 
 from . import oracle
 from .conftest import ROOMY, TIGHT, Engines
 
 LogitsOf = Callable[[tuple[int, ...]], Tensor]
 
-PROMPTS = ["Hello there, general", "x", "The quick brown fox jumps over a lazy dog", "1 2 3 4 5 6", "C"]
+PROMPTS = ["Hello there, general", "x", "The quick brown fox jumps over a lazy dog", "1 2 3 4 5 6", "C", "D"]
 PARAMS = [
     SamplingParams(max_tokens=24, temperature=1.1, seed=1, repetition_penalty=1.4, ignore_eos=True),
     SamplingParams(
@@ -39,6 +40,7 @@ PARAMS = [
         logit_bias={IM_END: 30.0, 65: 3.0},
     ),
     SamplingParams(max_tokens=12, frequency_penalty=2.0, logit_bias={65: 50.0, 66: 50.0, 67: 50.0}),
+    SamplingParams(max_tokens=25, temperature=1.0, seed=5, ignore_eos=True),
 ]
 STOPS = (IM_END, ENDOFTEXT)
 
@@ -145,6 +147,15 @@ def test_n_answers_are_those_of_n_seeds(engines: Engines) -> None:
     assert (output.finish_reason, output.stop_reason) == (first.finish_reason, first.stop_reason)
     assert output.metrics is first.metrics and output.finished
     assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len("Say")
+
+
+def test_the_prompt_of_n_answers_is_scored_once() -> None:
+    params = SamplingParams(temperature=1.0, n=3, prompt_logprobs=5)
+    requests = one_for_each_answer(Request("7", (1, 2), params, seed=9, eos_token_ids=frozenset({3})))
+    assert [request.params.prompt_logprobs for request in requests] == [5, None, None]
+    assert [request.id for request in requests] == ["7", "7.1", "7.2"]
+    assert len({request.seed for request in requests}) == 3
+    assert all((r.prompt, r.eos_token_ids) == ((1, 2), frozenset({3})) for r in requests)
 
 
 def test_n_answers_are_streamed_together(engines: Engines) -> None:

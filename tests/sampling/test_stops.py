@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast import LLM, FinishReason, Rejected, SamplingParams
+from holdfast import LLM, FinishReason, Rejected, SamplingParams, TokenLogprob
+from holdfast.answer import Answer
 from holdfast.executor.readback import InFlight
 from holdfast.plan import StepPlan
+from holdfast.request import Request
 from holdfast.text import Detokenizer, StoppingText, StopStrings
 
 from .conftest import ROOMY, Engines
@@ -171,6 +173,19 @@ def test_others_go_on_when_one_is_stopped(engines: Engines) -> None:
     assert together[1].text == alone[1].text[: alone[1].text.index(stop)]
     assert [together[i].token_ids for i in (0, 2, 3)] == [alone[i].token_ids for i in (0, 2, 3)]
     check_idle(llm)
+
+
+def test_tokens_that_come_with_the_last_one_are_no_part_of_the_answer(engines: Engines) -> None:
+    """A step may bring several tokens, and a stop string end among them."""
+    request = Request("1", (1, 2), SamplingParams(stop="cd", logprobs=0))
+    answer = Answer(request, engines(**ROOMY).tokenizer)
+    request.tokens += b"abcdefg"
+    request.logprobs += [TokenLogprob(token, -1.0) for token in b"abcdefg"]
+    assert answer.advance() and not answer.advance()
+    completion = answer.completion()
+    assert (completion.text, bytes(completion.token_ids), completion.stop_reason) == ("ab", b"abcd", "cd")
+    assert completion.logprobs is not None and len(completion.logprobs) == answer.length == 4
+    assert answer.finished and completion.finish_reason is FinishReason.STOP
 
 
 def test_stop_tokens_are_named(engines: Engines) -> None:

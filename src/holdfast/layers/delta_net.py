@@ -48,7 +48,7 @@ class DeltaNet(nn.Module):
         self.a_log = parameter((per_head.local_size,), torch.float32, per_head)
         self.norm_weight = parameter((shape.value_dim,), build.dtype)
         self.out_proj = Linear(build, values, shape.hidden, split="in")
-        self.sizes = [section.length for section in qkv.sections()]
+        _, self.keys, self.values = (section.length for section in qkv.sections())
         self.state_spec = self._declare(build, qkv.local_size)
 
     def _declare(self, build: Build, channels: int) -> StateSpec:
@@ -77,8 +77,8 @@ class DeltaNet(nn.Module):
         mixed = self.ops.causal_conv(
             self.in_proj_qkv(x), self.conv_weight[:, 0], None, state.conv["qkv"], batch.step
         )
-        q, k, v = self.ops.silu(mixed).to(x.dtype).split(self.sizes, -1)
-        q, k = (self.ops.l2_norm(part.unflatten(-1, (-1, shape.key_dim))) for part in (q, k))
+        qk, v = self.ops.silu(mixed).to(x.dtype).split((2 * self.keys, self.values), -1)
+        q, k = self.ops.l2_norm(qk.unflatten(-1, (-1, shape.key_dim))).chunk(2, 1)
         out = self.ops.gated_delta(
             q * shape.key_dim**-0.5,
             k.to(x.dtype),  # as the journal keeps it: window, journal and chunk form see the same bits

@@ -76,18 +76,18 @@ class _Held:
     """Where a lane's journal since its checkpoint lies: place i holds position base + i, if it is filled."""
 
     rows: Tensor
-    positions: Tensor
+    where: Tensor
     filled: Tensor
 
     @staticmethod
-    def since(rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> _Held:
+    def since(pool: TemporalState, rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> _Held:
         place = torch.arange(places, device=rows.device)
         filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
-        return _Held(rows[:, None], base[:, None] + place, filled)
+        return _Held(rows[:, None], (base[:, None] + place) % pool.capacity, filled)
 
     def read(self, pool: TemporalState) -> Entries:
         """Entries [N, places, ...], zero where none is."""
-        found = {name: ring[self.rows, self.positions % ring.shape[1]] for name, ring in pool.journal.items()}
+        found = {name: ring[self.rows, self.where] for name, ring in pool.journal.items()}
         return {name: torch.where(_like(self.filled, x), x, 0) for name, x in found.items()}
 
 
@@ -99,7 +99,7 @@ class _Segment:
     at       [N, T]          the place of each in the journal since the checkpoint
     visible  [N, T, places]  what each sees
     token    (lane, token) of each that is meant;  entry  (lane, place) of the same
-    rows, positions          where their entries go
+    rows, where              where their entries go in the rings
     """
 
     here: Tensor
@@ -108,19 +108,20 @@ class _Segment:
     token: tuple[Tensor, Tensor]
     entry: tuple[Tensor, Tensor]
     rows: Tensor
-    positions: Tensor
+    where: Tensor
 
     @staticmethod
-    def of(rows: Tensor, start: Tensor, at: Tensor, here: Tensor, visible: Tensor) -> _Segment:
+    def of(
+        pool: TemporalState, rows: Tensor, start: Tensor, at: Tensor, here: Tensor, visible: Tensor
+    ) -> _Segment:
         lane, token = here.nonzero(as_tuple=True)
         at = at.clamp(0, visible.shape[2] - 1)
-        return _Segment(
-            here, at, visible, (lane, token), (lane, at[lane, token]), rows[lane], start[lane] + token
-        )
+        where = (start[lane] + token) % pool.capacity
+        return _Segment(here, at, visible, (lane, token), (lane, at[lane, token]), rows[lane], where)
 
     def append(self, pool: TemporalState, entries: Entries) -> None:
         for name, ring in pool.journal.items():
-            ring[self.rows, self.positions % ring.shape[1]] = entries[name][self.entry]
+            ring[self.rows, self.where] = entries[name][self.entry]
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class _WindowPlan:
     """... and their tokens there."""
 
     @staticmethod
-    def of(windows: Windows) -> _WindowPlan:
+    def of(pool: TemporalState, windows: Windows) -> _WindowPlan:
         step, valid = windows.step, windows.valid
         held = step.position - step.end_base
         at = held[:, None] + windows.tokens
@@ -147,10 +148,11 @@ class _WindowPlan:
         crossing = (valid & ~here).any(1).nonzero().flatten()
         after, there = at[crossing] - places, (valid & ~here)[crossing]
         return _WindowPlan(
-            held=_Held.since(step.rows, step.end_base, places, held),
-            first=_Segment.of(step.rows, step.position, at, here, visible),
+            held=_Held.since(pool, step.rows, step.end_base, places, held),
+            first=_Segment.of(pool, step.rows, step.position, at, here, visible),
             crossing=crossing,
             beyond=_Segment.of(
+                pool,
                 step.rows[crossing],
                 step.position[crossing],
                 after,
@@ -164,11 +166,11 @@ def _advance_windows(
     rule: Recurrence, inputs: Inputs, pool: TemporalState, windows: Windows, out: Tensor
 ) -> None:
     step = windows.step
-    plan = step.once("journal windows", lambda: _WindowPlan.of(windows))
+    plan = step.once(("journal windows", pool.capacity), lambda: _WindowPlan.of(pool, windows))
     state = load(rule, pool, step.read_slot, step.base)
     if len(windows.folding):
         lanes = windows.folding
-        whole = _Held.since(step.rows[lanes], step.base[lanes], step.grid, step.grid).read(pool)
+        whole = _Held.since(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid).read(pool)
         folded = rounded(rule.fold(state[lanes], whole), pool.saved.dtype)
         store(rule, pool, step.write_slot[lanes], folded)
         state[lanes] = folded
@@ -237,7 +239,7 @@ class _Walk:
     def take(self, inputs: Inputs) -> Tensor:
         """Absorb tokens [1, n, ...], no more than there is room for."""
         fresh = self.rule.entries(inputs)
-        count = next(iter(fresh.values())).shape[1]
+        count = next(iter(inputs.values())).shape[1]
         first = self.position - self.base
         at = torch.arange(first, first + count, device=self.state.device)[None]
         for name, value in fresh.items():
@@ -286,12 +288,12 @@ def _advance_lane(
         entries={},
     )
     if position - base >= step.grid:  # the line the last window passed is certain by now
-        walk.entries = _Held.since(one.rows, one.base, step.grid, step.grid).read(pool)
+        walk.entries = _Held.since(pool, one.rows, one.base, step.grid, step.grid).read(pool)
         walk.position = base + step.grid
         walk.fold()
         _keep(rule, pool, one, walk)
         walk.position = position
-    held = _Held.since(one.rows, torch.full_like(one.base, walk.base), step.grid, position - walk.base)
+    held = _Held.since(pool, one.rows, torch.full_like(one.base, walk.base), step.grid, position - walk.base)
     walk.entries = held.read(pool)
 
     done = 0
@@ -321,7 +323,7 @@ def _advance_lane(
 def _append_lane(pool: TemporalState, one: StateStep, walk: _Walk, taken: int) -> None:
     positions = torch.arange(walk.position - taken, walk.position, device=one.rows.device)
     for name, ring in pool.journal.items():
-        ring[one.rows, positions % ring.shape[1]] = walk.entries[name][0, positions - walk.base]
+        ring[one.rows, positions % pool.capacity] = walk.entries[name][0, positions - walk.base]
 
 
 def _keep(rule: Recurrence, pool: TemporalState, one: StateStep, walk: _Walk) -> None:

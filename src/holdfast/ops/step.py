@@ -182,3 +182,7 @@ class TemporalState:
 
     saved: Tensor
     journal: dict[str, Tensor]
+
+    @property
+    def capacity(self) -> int:
+        return next(iter(self.journal.values())).shape[1]

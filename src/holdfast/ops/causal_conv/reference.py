@@ -59,9 +59,10 @@ def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: T
 
 def _convolve(known: Tensor, weight: Tensor, count: int) -> Tensor:
     """known [.., width - 1 + count, channels] -> [.., count, channels], tap by tap in a fixed order."""
-    result = known[..., :count, :].float() * weight[:, 0].float()
-    for j in range(1, weight.shape[1]):
-        result = result + known[..., j : j + count, :].float() * weight[:, j].float()
+    known, taps = known.float(), weight.t().float()
+    result = known[..., :count, :] * taps[0]
+    for j in range(1, len(taps)):
+        result += known[..., j : j + count, :] * taps[j]
     return result
 
 

@@ -28,8 +28,7 @@ class GatedDelta:
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
     def entries(self, inputs: Inputs) -> Entries:
-        u = torch.zeros_like(inputs["v"], dtype=torch.float32)  # known only when the state has been seen
-        return {"k": inputs["k"], "u": u, "log_g": inputs["log_g"]}
+        return {"k": inputs["k"], "log_g": inputs["log_g"]}  # u is known when the state has been seen
 
     def attend(self, state: Tensor, entries: Entries, inputs: Inputs, at: Tensor, visible: Tensor) -> Tensor:
         lanes, tokens = at.shape

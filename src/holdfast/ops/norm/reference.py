@@ -11,7 +11,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = Fals
 
     The result has the weight's dtype: a residual stream may be wider than what the layers compute in.
     """
-    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if zero_centred:
         return (normed * (1.0 + weight.float())).to(weight.dtype)
     return weight * normed.to(weight.dtype)
@@ -29,4 +30,5 @@ def gated_rms_norm(
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / |x| in float32, last axis."""
-    return x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) + eps)
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
