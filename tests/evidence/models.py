@@ -127,7 +127,7 @@ def _draw(path: str, leaf: str, module: nn.Module, shape: torch.Size, generator:
         return low + (high - low) * torch.rand(shape, generator=generator)
     if leaf == "dt_bias":
         return 0.5 * noise
-    if leaf == "bias":
+    if leaf in ("bias", "D"):
         return 0.3 * noise
     if len(shape) == 1:
         mean = SHARPNESS if path.endswith(("q_norm", "q_layernorm")) else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class Oracle:
         _, model = ARCHITECTURES[architecture]
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
         self.model: Any = model.from_pretrained(directory, **options).eval()
+        taken = inspect.signature(self.model.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
         self.num_layers: int = self.model.config.get_text_config().num_hidden_layers
         self._runs: dict[tuple[int, ...], OracleRun] = {}
 
@@ -72,7 +75,7 @@ class Oracle:
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DynamicCache) -> Tensor:
         """Absorb `tokens` [batch, n] into the cache; log-probabilities [batch, n, vocabulary] after each."""
-        logits = self.model(tokens, past_key_values=cache, use_cache=True).logits
+        logits = self.model(tokens, use_cache=True, **{self._cache_name: cache}).logits
         return torch.log_softmax(logits.float(), dim=-1)
 
     def score(self, tokens: Sequence[int]) -> Tensor:

@@ -39,9 +39,8 @@ class Paged:
         ordinals, rows = -(-longest // page), max((lane.row for lane in lanes), default=0)
         shuffled = torch.randperm(rows * ordinals, generator=seeded(seed)) + 1
         self.table = torch.cat((torch.zeros(1, ordinals), shuffled.reshape(rows, ordinals))).int()
-        self.pool = tuple(
-            torch.full((rows * ordinals + 1, page, key_heads, dim), torch.nan) for _ in range(2)
-        )
+        empty = torch.full((rows * ordinals + 1, page, key_heads, dim), torch.nan)
+        self.pool = (empty, empty.clone())
         generator = seeded(seed + 1)
         tokens = sum(lane.count for lane in lanes)
         self.queries = torch.randn(tokens, query_heads, dim, generator=generator)

@@ -96,14 +96,14 @@ def serve(lanes: list[Lane], tokens: dict[int, dict[str, Tensor]], heads: Heads)
     step = make_step(lanes)
     rows, longest = max(lane.row for lane in lanes), max(lane.count for lane in lanes)
     flat = {name: torch.cat([tokens[lane.row][name][: lane.count] for lane in lanes]) for name in tokens[1]}
-    recurrent = (flat[name] for name in ("q", "k", "v", "log_g", "beta"))
+    x = flat.pop("x")
     table = torch.arange(rows + 1)[:, None].int()
-    kv = tuple(torch.full((rows + 1, longest + 1, heads.keys, heads.key_dim), torch.nan) for _ in range(2))
+    empty = torch.full((rows + 1, longest + 1, heads.keys, heads.key_dim), torch.nan)
     channels = heads.keys * heads.key_dim
     outputs = [
-        EXACT.gated_delta(*recurrent, delta_pool(rows, rows, heads), step),
-        EXACT.causal_conv(flat["x"], weight(channels, 4), None, conv_pool(rows, rows, channels, 4), step),
-        EXACT.attention(flat["q"], flat["k"], flat["k"], kv, table, step, 0.5),
+        EXACT.gated_delta(**flat, pool=delta_pool(rows, rows, heads), step=step),
+        EXACT.causal_conv(x, weight(channels, 4), None, conv_pool(rows, rows, channels, 4), step),
+        EXACT.attention(flat["q"], flat["k"], flat["k"], (empty, empty.clone()), table, step, 0.5),
     ]
     first = step.offsets.tolist()
     return {lane.row: [out[first[i] : first[i + 1]] for out in outputs] for i, lane in enumerate(lanes)}

@@ -114,8 +114,8 @@ def journalled(
     outputs, done = [], 0
     for count in sizes:
         lane = Lane(1, count, position, base, slot=1)
-        part = (inputs[name][done : done + count] for name in ("q", "k", "v", "log_g", "beta"))
-        outputs.append(ops.gated_delta(*part, pool, make_step([lane])))
+        part = {name: x[done : done + count] for name, x in inputs.items()}
+        outputs.append(ops.gated_delta(**part, pool=pool, step=make_step([lane])))
         position, base, done = position + count, lane.end_base(16), done + count
     return torch.cat(outputs), pool.saved[1]
 
@@ -165,11 +165,10 @@ def test_in_exact_mode_no_cut_changes_a_bit(dtype: torch.dtype, backend: str) ->
 def test_the_second_axis_order_gives_the_same_states_the_other_way_round() -> None:
     heads = Heads(1, 2, 5, 3)
     inputs = delta_inputs(100, heads, 14)
-    arguments = [inputs[name] for name in ("q", "k", "v", "log_g", "beta")]
     step = make_step([Lane(1, 100, slot=1)], exports=(Export(0, 2, 64),))
     plain, swapped = delta_pool(1, 2, heads), delta_pool(1, 2, heads, swapped=True)
-    first = choose("reference", exact=False).gated_delta(*arguments, plain, step)
-    second = choose("reference_kv", exact=False).gated_delta(*arguments, swapped, step)
+    first = choose("reference", exact=False).gated_delta(**inputs, pool=plain, step=step)
+    second = choose("reference_kv", exact=False).gated_delta(**inputs, pool=swapped, step=step)
     assert same_bits(first, second)
     assert same_bits(plain.saved[1:], swapped.saved[1:].mT)
     assert plain.saved[1:].isfinite().all()
@@ -191,8 +190,7 @@ def test_lanes_of_every_kind_in_one_step(exact: bool) -> None:
     ]
     inputs = delta_inputs(sum(lane.count for lane in lanes), heads, 22)
     step = make_step(lanes)
-    arguments = (inputs[name] for name in ("q", "k", "v", "log_g", "beta"))
-    out = choose("reference", exact=exact).gated_delta(*arguments, pool, step)
+    out = choose("reference", exact=exact).gated_delta(**inputs, pool=pool, step=step)
     for lane, first in zip(lanes, step.offsets.tolist()[:-1], strict=True):
         mine = {name: x[first : first + lane.count] for name, x in inputs.items()}
         if not lane.row:
@@ -217,11 +215,12 @@ def test_keys_in_bfloat16_are_the_same_bits_in_window_journal_and_chunk() -> Non
         pool.journal["k"] = pool.journal["k"].bfloat16()
     wanted, _ = by_definition(torch.zeros(2, 8, 8), inputs)
     ops = choose("reference", exact=False)
-    arguments = [inputs[name] for name in ("q", "k", "v", "log_g", "beta")]
-    close(ops.gated_delta(*arguments, pools[0], make_step([Lane(1, CHUNK, slot=1)])), wanted)
+    step = make_step([Lane(1, CHUNK, slot=1)])
+    close(ops.gated_delta(**inputs, pool=pools[0], step=step), wanted)
     position = base = 0
     for first in range(0, CHUNK, 4):
         lane = Lane(1, 4, position, base, slot=1)
-        out = ops.gated_delta(*(x[first : first + 4] for x in arguments), pools[1], make_step([lane]))
+        part = {name: x[first : first + 4] for name, x in inputs.items()}
+        out = ops.gated_delta(**part, pool=pools[1], step=make_step([lane]))
         close(out, wanted[first : first + 4])
         position, base = position + 4, lane.end_base(16)

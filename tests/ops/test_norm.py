@@ -57,7 +57,7 @@ def test_rms_norms_are_those_of_transformers(shape: tuple[int, ...], dtype: torc
 @shapes
 def test_l2_norm_is_that_of_transformers(shape: tuple[int, ...]) -> None:
     x = random(shape, 7)
-    torch.testing.assert_close(l2_norm(x), qwen3_5.l2norm(x), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(l2_norm(x), qwen3_5.l2norm(x), rtol=1e-6, atol=1e-7)  # type: ignore[arg-type]
 
 
 def test_l2_norm_is_float32_whatever_comes_in() -> None:

@@ -113,6 +113,18 @@ def test_a_biased_token_is_always_or_never_chosen(engines: Engines) -> None:
     assert not set(others.token_ids) & set(drawn.token_ids)
 
 
+def test_plain_greedy_answers_pay_for_nothing_else(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError("nobody asked for this")
+
+    llm = engines(**ROOMY, seed=4)
+    for name in ("adjust", "truncate", "gumbel"):
+        monkeypatch.setattr(f"holdfast.ops.sampling.reference.{name}", refuse)
+    monkeypatch.setattr(llm._engine.runner.model.ops, "log_softmax", refuse)
+    params = SamplingParams(max_tokens=4, top_k=5, stop="no such text", stop_token_ids=[3])
+    assert len(llm.generate(PROMPTS, params)) == len(PROMPTS)
+
+
 def test_logprobs_are_the_models_own(engines: Engines, logits_of: LogitsOf) -> None:
     params = SamplingParams(
         max_tokens=12,

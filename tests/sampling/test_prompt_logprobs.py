@@ -78,6 +78,21 @@ def test_each_gets_as_many_as_it_asked_for(engines: Engines, logits_of: LogitsOf
     assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, plain)]
 
 
+def test_a_request_that_is_gone_leaves_the_next_none(engines: Engines) -> None:
+    """It left its row in the middle of its prompt; the next one there has a prompt too, and asks for nothing."""
+    service = engines(**ROOMY | dict(max_num_seqs=1, max_num_batched_tokens=7))._service
+    gone = service.submit(PROMPT, ASKING)
+    for _ in range(3):
+        service.step()
+    service.let_go(gone)
+    assert 0 < len(gone[0].request.prompt_logprobs) < len(PROMPT) - 1
+    [answer] = service.submit(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))
+    while not answer.finished:
+        service.step()
+    service.let_go([answer])
+    assert answer.request.prompt_logprobs == []
+
+
 def test_a_cached_prefix_is_computed_again_for_them(engines: Engines, logits_of: LogitsOf) -> None:
     """State alone gives no logits: a request that owes them must not resume behind its prompt's beginning."""
     llm = engines(**ROOMY, seed=3)

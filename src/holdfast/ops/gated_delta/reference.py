@@ -31,31 +31,26 @@ class GatedDelta:
         return {"k": inputs["k"], "log_g": inputs["log_g"]}  # u is known when the state has been seen
 
     def attend(self, state: Tensor, entries: Entries, inputs: Inputs, at: Tensor, visible: Tensor) -> Tensor:
-        lanes, tokens = at.shape
-        heads = state.shape[1]
-        lane = torch.arange(lanes, device=at.device)
-        keys = entries["k"].float().transpose(1, 2)  # [N, H, L, K]
-        probes = torch.stack((inputs["k"].float(), inputs["q"].float()), -1)  # [N, T, H, K, 2]
-        against_state = state @ per_head(probes.permute(0, 2, 3, 1, 4).flatten(3), heads)
-        against_state = against_state.unflatten(-1, (tokens, 2))  # [N, HV, V, T, 2]
-        out = state.new_empty(lanes, tokens, heads, state.shape[2])
-        for t in range(tokens):
-            log_g = entries["log_g"]
-            if tokens > 1:  # else nothing but this token follows the journal
-                log_g = torch.where(visible[:, t, :, None], log_g, 0.0)
-            total, distance = decays(log_g)
-            weights = distance.exp().transpose(1, 2)[..., None]  # [N, HV, L, 1]
-            if tokens > 1:
-                weights = torch.where(visible[:, t, None, :, None], weights, 0.0)
-            dots = weights * per_head(keys @ probes[:, t], heads)  # [N, HV, L, 2]
-            values = entries["u"].transpose(1, 2)  # [N, HV, L, V], zero at this token until it is known
-            decayed = total.exp()[..., None, None] * against_state[..., t, :]  # [N, HV, V, 2]
-            recalled = decayed[..., 0] + (dots[..., None, :, 0] @ values)[:, :, 0]
-            u = inputs["beta"][:, t, :, None] * (inputs["v"][:, t].float() - recalled)
-            u = torch.where(visible[lane, t, at[:, t]][:, None, None], u, 0.0)
-            entries["u"][lane, at[:, t]] += u
-            out[:, t] = decayed[..., 1] + (dots[..., None, :, 1] @ values)[:, :, 0]
-        return out
+        heads, tokens = state.shape[1], at.shape[1]
+        total, distance = decays(torch.where(visible[..., None], entries["log_g"][:, None], 0.0))
+        decay = total.exp().transpose(1, 2)[..., None]  # [N, HV, T, 1]
+        weights = distance.exp().permute(0, 3, 1, 2)  # [N, HV, T, L]
+        probes = torch.cat((inputs["k"].float(), inputs["q"].float()), 1).transpose(1, 2)  # [N, H, 2 T, K]
+        dots = per_head(probes @ entries["k"].float().permute(0, 2, 3, 1), heads)
+        k_dots, q_dots = (torch.where(visible[:, None], weights * part, 0.0) for part in dots.chunk(2, 2))
+        k_state, q_state = (per_head(probes, heads) @ state.mT).chunk(2, 2)  # [N, HV, T, V]
+
+        values = entries["u"].transpose(1, 2)  # [N, HV, L, V], zero at these tokens until they are known
+        beta = inputs["beta"].float().transpose(1, 2)[..., None]
+        u = beta * (inputs["v"].float().transpose(1, 2) - decay * k_state - k_dots @ values)
+        exists = visible.gather(2, at[..., None]).transpose(1, 2)[..., None]  # [N, 1, T, 1]
+        u = torch.where(exists, u, 0.0)
+        if tokens > 1:  # each has also to recall those before it in the window
+            among = k_dots.gather(3, at[:, None, None].expand(-1, heads, tokens, -1))
+            u = torch.linalg.solve_triangular(beta * among, u, upper=False, unitriangular=True)
+        lane, token = exists[:, 0, :, 0].nonzero(as_tuple=True)
+        entries["u"][lane, at[lane, token]] = u.transpose(1, 2)[lane, token]
+        return (decay * q_state + q_dots @ values).transpose(1, 2)
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
         total, distance = decays(entries["log_g"])
