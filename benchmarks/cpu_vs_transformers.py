@@ -62,7 +62,12 @@ def peer_run(model: Any, prompts: list[list[int]], tokens: int) -> tuple[float, 
     begun = time.perf_counter()
     with torch.inference_mode():
         out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=mask,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
         )
     return time.perf_counter() - begun, out[:, longest:].tolist()
 
@@ -74,7 +79,9 @@ def own_run(llm: LLM, prompts: list[list[int]], tokens: int) -> tuple[float, lis
     return time.perf_counter() - begun, [list(o.token_ids) for o in outputs]
 
 
-def decode_rate(run: Callable[[int], tuple[float, list[list[int]]]], batch: int) -> tuple[float, list[list[int]]]:
+def decode_rate(
+    run: Callable[[int], tuple[float, list[list[int]]]], batch: int
+) -> tuple[float, list[list[int]]]:
     whole, tokens = run(OUT)
     first, _ = run(1)
     return batch * (OUT - 1) / (whole - first), tokens
@@ -99,7 +106,9 @@ def compare(model: Any, llm: LLM, prompts: list[list[int]], reps: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -122,9 +131,14 @@ def main() -> None:
         results = {name: compare(model, llm, prompts(sizes), args.reps) for name, sizes in cases.items()}
 
     size = sum(p.numel() for p in model.parameters()) / 1e6
-    print(f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, ", end="")
+    print(
+        f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, ",
+        end="",
+    )
     print(f"transformers {transformers.__version__}; {size:.0f}M parameters, float32")
-    print(f"{'decode tokens/s':16} {'transformers':>12} {'holdfast':>10} {'ratio':>6}  {'range':>12}  equal outputs")
+    print(
+        f"{'decode tokens/s':16} {'transformers':>12} {'holdfast':>10} {'ratio':>6}  {'range':>12}  equal outputs"
+    )
     for name, r in results.items():
         low, high = r["range"]
         print(

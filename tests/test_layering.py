@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "holdfast"
 
-SHARED = {"ids", "units", "config", "params", "request", "plan"}
+SHARED = {"ids", "units", "config", "resolve", "params", "request", "plan"}
 HOST = SHARED | {"cache", "scheduler"}
 OPS = SHARED | {"ops"}
 MEMORY = OPS | {"memory"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .config import ConfigError, EngineConfig, resolve
+from .config import ConfigError, EngineConfig
 from .cpu_isa import ensure_safe_bf16
 from .executor.footprint import table_bytes
 from .layers.batch import Build
@@ -18,6 +18,7 @@ from .models.base import CausalLM, renamer
 from .models.dummy import fill_with_noise
 from .models.loader import load_weights
 from .ops.backend import choose
+from .resolve import resolve
 
 
 class Blueprint:

@@ -19,7 +19,6 @@ from .request import SamplingParams
 
 if TYPE_CHECKING:
     from .llm import LLM
-    from .request import RequestOutput
 
 PLAN_OPTIONS = {
     "memory": "all that the engine may take, like 80GiB (default: most of what is free here)",

@@ -79,7 +79,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The next turn of one conversation, or of several, by the model's own chat template."""
         conversations = as_conversations(messages)
-        return self.generate([self._service.tokens(each) for each in conversations], params, progress=progress)
+        return self.generate(
+            [self._service.tokens(each) for each in conversations], params, progress=progress
+        )
 
     def _run(self, answers: list[Answer], show: bool | None) -> None:
         def speed() -> str:

@@ -61,6 +61,24 @@ def test_every_part_is_what_is_allocated(tmp_path: Path, model: str, options: di
     assert parts.total == sum(vars(parts).values())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", TINY)
+def test_a_gpu_is_asked_for_as_much(tmp_path: Path, model: str) -> None:
+    """The inputs' copies on the host are in the plan, and not on the GPU."""
+
+    def requested() -> int:
+        gc.collect()
+        return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+
+    directory = write(tmp_path / "model", TINY[model])
+    before = requested()
+    engine = build(directory, device="cuda", dtype="bfloat16", memory="64MiB")
+    buffers = [buffer for buffer in vars(engine.runner.inputs).values() if hasattr(buffer, "_host")]
+    on_host = sum(copy.nbytes for buffer in buffers for copy in buffer._host)
+    parts = engine.capacity.parts
+    assert requested() - before == parts.total - parts.activations - on_host
+
+
 @pytest.mark.parametrize("model", TINY)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_units_are_what_one_more_adds(tmp_path: Path, model: str, dtype: str) -> None:

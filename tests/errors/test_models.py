@@ -164,9 +164,7 @@ def test_a_misshapen_tensor_is_named(spoilt: Path) -> None:
 
 def test_a_tensor_that_nobody_asked_for_is_named(spoilt: Path) -> None:
     path = respoil(spoilt, lambda weights: weights.update({"model.layers.1.mlp.adapter": torch.zeros(3)}))
-    assert refusal(spoilt) == f"the model has no place for blocks.1.mlp.adapter in {path}" or (
-        f"adapter in {path}" in refusal(spoilt)
-    )
+    assert refusal(spoilt) == f"the model has no place for model.layers.1.mlp.adapter in {path}"
 
 
 def test_a_quantised_tensor_is_named(spoilt: Path) -> None:

@@ -103,7 +103,7 @@ LOUDNESS = 0.2
 """The embedding's standard deviation per layer that will be added to it; layers add about 0.5 each."""
 DECAYS = (0.005, 0.2)
 """exp(A_log): a state decays by about this much a token, per head, drawn evenly in the logarithm."""
-SHARPNESS = 2.0
+SHARPNESS = 3.0
 """Weight of the query norm: attention scores have about this standard deviation."""
 SPREAD = 0.2
 """Standard deviation of norm weights around their mean."""

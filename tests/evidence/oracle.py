@@ -48,7 +48,7 @@ class Oracle:
     def __init__(self, directory: Path) -> None:
         architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
         _, model = ARCHITECTURES[architecture]
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
         self.model: Any = model.from_pretrained(directory, **options).eval()
         taken = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"

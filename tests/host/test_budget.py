@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.config import ConfigError, Costs, EngineConfig, Limits, ModelFacts, resolve
+from holdfast.config import ConfigError, EngineConfig, Limits, ModelFacts
+from holdfast.resolve import Costs, resolve
 from holdfast.units import enough_bytes, format_bytes, parse_bytes
 
 WEIGHTS, PAGE, SLOT, ROW, POSITION = 1000, 16, 300, 7, 1

@@ -29,12 +29,12 @@ from tests.models.conformance import (
 )
 
 from holdfast import LLM, ConfigError
-from holdfast.config import UNBOUNDED_LEN
 from holdfast.distributed.group import Group
 from holdfast.layers.batch import Build
 from holdfast.layers.mamba2 import Mamba2, Mamba2Shape
 from holdfast.models import mamba2, registry
 from holdfast.ops.backend import choose
+from holdfast.resolve import UNBOUNDED_LEN
 
 BASE: dict[str, Any] = dict(
     hidden_size=32, num_heads=4, head_dim=16, state_size=16, n_groups=1, num_hidden_layers=3

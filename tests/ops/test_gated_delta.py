@@ -150,13 +150,14 @@ def test_a_cut_at_a_block_changes_no_bit(dtype: torch.dtype, start: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("backend", ["reference", "reference_kv"])
-def test_in_exact_mode_no_cut_changes_a_bit(dtype: torch.dtype, backend: str) -> None:
-    heads = Heads(1, 2, 4, 4)  # square, so that one pool serves either order
-    inputs = delta_inputs(150, heads, 13)
+@pytest.mark.parametrize(("backend", "size"), [("reference", 4), ("reference_kv", 4), ("reference", 96)])
+def test_in_exact_mode_no_cut_changes_a_bit(dtype: torch.dtype, backend: str, size: int) -> None:
+    """Products of small and of large matrices go different ways in torch; square states serve either order."""
+    heads = Heads(1, 2, size, size)
+    inputs = delta_inputs(100, heads, 13)
     ops = choose(backend, exact=True)
-    whole, saved = journalled(ops, inputs, [150], heads, dtype)
-    for cuts in ([1] * 50 + [100], [4, 3, 2, 1] * 15, [64, 86], [149, 1], [7, 70, 4, 69]):
+    whole, saved = journalled(ops, inputs, [100], heads, dtype)
+    for cuts in ([1] * 20 + [80], [4, 3, 2, 1] * 10, [64, 36], [99, 1], [7, 70, 4, 19]):
         outputs, end = journalled(ops, inputs, cuts, heads, dtype)
         assert same_bits(outputs, whole), f"cut at {cuts}"
         assert same_bits(end, saved)

@@ -89,4 +89,6 @@ class DeltaNet(nn.Module):
             batch.step,
         )
         z = self.in_proj_z(x).unflatten(-1, (-1, shape.value_dim))
-        return self.out_proj(self.ops.gated_rms_norm(out.to(x.dtype), z, self.norm_weight, shape.eps).flatten(1))
+        return self.out_proj(
+            self.ops.gated_rms_norm(out.to(x.dtype), z, self.norm_weight, shape.eps).flatten(1)
+        )

@@ -14,7 +14,9 @@ class ShortConv(nn.Module):
     def __init__(self, build: Build, name: str, hidden: int, width: int, *, bias: bool) -> None:
         super().__init__()
         self.name, self.ops = name, build.ops
-        self.in_proj = Linear(build, hidden, 3 * hidden, bias=bias, split="out", parts=(hidden, hidden, hidden))
+        self.in_proj = Linear(
+            build, hidden, 3 * hidden, bias=bias, split="out", parts=(hidden, hidden, hidden)
+        )
         self.out_proj = Linear(build, hidden, hidden, bias=bias, split="in")
         shard = Shard(axis=0, parts=(hidden,), group=build.group)
         self.conv_weight = parameter((shard.local_size, 1, width), build.dtype, shard)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..config import TYPICAL_LEN, EngineConfig, Limits, ModelFacts, pages_for
+from ..config import EngineConfig, Limits, ModelFacts, pages_for
+from ..resolve import TYPICAL_LEN
 from ..units import enough_bytes, format_bytes
 from .sizing import Footprint, Parts
 
@@ -108,27 +109,40 @@ def make_plan(config: EngineConfig, facts: ModelFacts, limits: Limits, footprint
         limits=limits,
         parts=footprint.parts(limits),
         units=units,
-        fits=tuple(_fit(length, config, limits, units) for length in lengths),
+        fits=tuple(_fit(length, config, limits, footprint) for length in lengths),
         notes=tuple(_notes(config, facts, limits, footprint)),
     )
 
 
-def _fit(length: int, config: EngineConfig, limits: Limits, units: Units) -> Fit:
+def _fit(length: int, config: EngineConfig, limits: Limits, footprint: Footprint) -> Fit:
     # the last token is never absorbed, though drafts may be that follow the one before it
     pages_each = pages_for(length + limits.max_window - 2, limits.page_size)
+    page = footprint.page(limits.page_size)
     most = {
-        "rows": (limits.max_num_seqs, "max_num_seqs", units.row + units.checkpoint),
-        "slots": (limits.num_slots, "num_slots", units.checkpoint),
+        "rows": (limits.max_num_seqs, "max_num_seqs", _another_row(limits, footprint)),
+        "slots": (limits.num_slots, "num_slots", footprint.slot),
         # one page is kept from newcomers while others run
-        "pages": (max(1, (limits.num_pages - 1) // pages_each), "num_pages", pages_each * units.kv_page),
+        "pages": (max(1, (limits.num_pages - 1) // pages_each), "num_pages", pages_each * page),
     }
-    if not units.checkpoint:
+    if not limits.num_slots:
         del most["slots"]
     binds = min(most, key=lambda pool: most[pool][0])
     requests, option, each = most[binds]
     raised = option if getattr(config, option) is not None else "memory"
-    change = f"{binds} bind first: raise {raised} ({format_bytes(each)} each)"
-    return Fit(length, requests, binds, raised, change)
+    return Fit(
+        length, requests, binds, raised, f"{binds} bind first: raise {raised} ({format_bytes(each)} each)"
+    )
+
+
+def _another_row(limits: Limits, footprint: Footprint) -> int:
+    """With the slot that goes with it."""
+    more = replace(
+        limits,
+        max_num_seqs=limits.max_num_seqs + 1,
+        num_slots=limits.num_slots + 1 if limits.num_slots else 0,
+    )
+    before, after = footprint.parts(limits), footprint.parts(more)
+    return (after.total - after.activations) - (before.total - before.activations)
 
 
 def _notes(config: EngineConfig, facts: ModelFacts, limits: Limits, footprint: Footprint) -> Iterator[str]:

@@ -25,7 +25,9 @@ class KVPool:
                 torch.zeros(shape, dtype=spec.dtype, device=device),
                 torch.zeros(shape, dtype=spec.dtype, device=device),
             )
-        self.table = torch.zeros(limits.max_num_seqs + 1, limits.pages_per_row, dtype=torch.int32, device=device)
+        self.table = torch.zeros(
+            limits.max_num_seqs + 1, limits.pages_per_row, dtype=torch.int32, device=device
+        )
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """A new tenant must not find the last one's pages."""

@@ -9,17 +9,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..config import Costs, Limits, journal_capacity
+from ..config import Limits, journal_capacity
+from ..resolve import Costs
 from .kv_pool import KVPool
 from .spec import KVSpec, StateSpec
 from .state_pool import StatePool
 
 META = torch.device("meta")
 
-ACTIVATION_COPIES = 6
-"""Float32 values of a step's widest layer that live at once, for each token. An estimate."""
-LOGITS_COPIES = 8
-"""The same for the logits of the rows that choose: they are scaled, sorted, summed up and drawn from."""
+ACTIVATION_COPIES = 10
+"""Float32 values that live at once while a step's tokens pass a layer, in units of the widest layer's output:
+measured with the reference operations on a GPU, 4 for short convolutions and 9 for gated delta nets."""
+LOGITS_COPIES = 14
+"""The same while tokens are chosen, in units of the logits: as measured with every kind of sampling at once."""
 
 
 class Model(Protocol):
@@ -116,9 +118,9 @@ class Footprint:
         return pools + positions + self.executor_tables(limits)
 
     def _activations(self, limits: Limits) -> int:
-        per_token = self.model.widest * ACTIVATION_COPIES
-        per_row = limits.vocab_size * LOGITS_COPIES
-        return 4 * (limits.max_num_batched_tokens * per_token + limits.max_num_seqs * per_row)
+        layer = limits.max_num_batched_tokens * self.model.widest * ACTIVATION_COPIES
+        choice = limits.max_num_seqs * limits.vocab_size * LOGITS_COPIES
+        return torch.float32.itemsize * max(layer, choice)
 
 
 def max_positions(limits: Limits) -> int:

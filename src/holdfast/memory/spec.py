@@ -62,7 +62,9 @@ class StateSpec:
 
     def row_bytes(self, journal_capacity: int, max_window: int) -> int:
         """Journal and rings of one running request."""
-        rings = sum(ring_capacity(c.width, max_window) * c.channels * c.dtype.itemsize for c in self.conv.values())
+        rings = sum(
+            ring_capacity(c.width, max_window) * c.channels * c.dtype.itemsize for c in self.conv.values()
+        )
         return rings + journal_capacity * sum(e.nbytes for e in self.entry.values())
 
 

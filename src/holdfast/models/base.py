@@ -76,10 +76,13 @@ class CausalLM(nn.Module):
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
-        return {m.name: m.state_spec for m in self.modules() if isinstance(getattr(m, "state_spec", None), StateSpec)}  # type: ignore[misc]
+        return {layer.name: layer.state_spec for layer in self._layers_with("state_spec")}
 
     def kv_specs(self) -> dict[str, KVSpec]:
-        return {m.name: m.kv_spec for m in self.modules() if isinstance(getattr(m, "kv_spec", None), KVSpec)}  # type: ignore[misc]
+        return {layer.name: layer.kv_spec for layer in self._layers_with("kv_spec")}
+
+    def _layers_with(self, declaration: str) -> list[Any]:
+        return [module for module in self.modules() if hasattr(module, declaration)]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,33 @@ from ..config import ConfigError
 from ..ops.rope.reference import LinearScaling, Llama3Scaling, RotarySpec, Scaling
 
 INERT = frozenset(
-    """
-    _name_or_path architectures model_type dtype torch_dtype transformers_version use_cache initializer_range
-    bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id attention_dropout
-    output_attentions output_hidden_states return_dict chunk_size_feed_forward is_encoder_decoder id2label
-    label2id problem_type auto_map unk_token_id max_length
-    """.split()
+    [
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "initializer_range",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "attention_dropout",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "auto_map",
+        "unk_token_id",
+        "max_length",
+    ]
 )
 """Fields about training, other libraries, or tokens: they change nothing in a forward pass."""
 
@@ -61,10 +82,14 @@ class Fields:
         if not isinstance(value, list):
             raise ConfigError(f"{self._where}: {name} must be a list, not {value!r}")
         if length is not None and len(value) != length:
-            raise ConfigError(f"{self._where}: {name} names {len(value)} layers; num_hidden_layers is {length}")
-        for item in value if choices else ():
-            if item not in choices:  # type: ignore[operator]
-                raise ConfigError(f"{self._where}: {name} holds {item!r}; this architecture has {', '.join(choices)}")  # type: ignore[arg-type]
+            raise ConfigError(
+                f"{self._where}: {name} names {len(value)} layers; num_hidden_layers is {length}"
+            )
+        for item in value:
+            if choices is not None and item not in choices:
+                raise ConfigError(
+                    f"{self._where}: {name} holds {item!r}; this architecture has {', '.join(choices)}"
+                )
         return tuple(value)
 
     def group(self, name: str) -> Fields:

@@ -56,8 +56,12 @@ def parse(values: Mapping[str, Any]) -> Lfm2Config:
         kinds=_kinds(fields, layers),
     )
     fields.only("block_use_swiglu", True)
-    fields.ignore("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_use_xavier_init", "block_mlp_init_scale")
-    fields.ignore("block_out_init_scale", "use_pos_enc", "conv_use_fast", "block_norm_eps", "block_dim", "num_heads")
+    fields.ignore(
+        "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_use_xavier_init", "block_mlp_init_scale"
+    )
+    fields.ignore(
+        "block_out_init_scale", "use_pos_enc", "conv_use_fast", "block_norm_eps", "block_dim", "num_heads"
+    )
     fields.finish()
     return config
 

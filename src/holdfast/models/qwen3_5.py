@@ -40,11 +40,15 @@ def parse(values: Mapping[str, Any]) -> Qwen35Config:
     """The text model's config, or a config of the whole that holds one under text_config."""
     if isinstance(values.get("text_config"), Mapping):
         outer = Fields(values, "config.json")
-        outer.ignore("text_config", "vision_config", "image_token_id", "video_token_id", "language_model_only")
+        outer.ignore(
+            "text_config", "vision_config", "image_token_id", "video_token_id", "language_model_only"
+        )
         outer.ignore("vision_start_token_id", "vision_end_token_id", "tie_word_embeddings")
         outer.finish()
         tied = values["text_config"].get("tie_word_embeddings", values.get("tie_word_embeddings", False))
-        return _parse_text(Fields({**values["text_config"], "tie_word_embeddings": tied}, "config.json: text_config"))
+        return _parse_text(
+            Fields({**values["text_config"], "tie_word_embeddings": tied}, "config.json: text_config")
+        )
     return _parse_text(Fields(values, "config.json"))
 
 
@@ -53,7 +57,9 @@ def _parse_text(fields: Fields) -> Qwen35Config:
     fields.only("hidden_act", "silu")
     fields.only("attn_output_gate", True)
     fields.only("output_gate_type", "swish", "silu")
-    fields.ignore("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
+    fields.ignore(
+        "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"
+    )
     config = Qwen35Config(
         vocab_size=fields.integer("vocab_size"),
         hidden=hidden,

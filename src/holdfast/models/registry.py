@@ -24,7 +24,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 def read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a directory; give one with config.json, *.safetensors, tokenizer.json")
+        raise ConfigError(
+            f"{directory} is not a directory; give one with config.json, *.safetensors, tokenizer.json"
+        )
     if not path.is_file():
         raise ConfigError(f"{directory} has no config.json, so it is not a model as the hub stores them")
     try:
