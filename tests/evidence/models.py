@@ -135,7 +135,7 @@ def _draw(path: str, leaf: str, module: nn.Module, shape: torch.Size, generator:
     return noise / math.sqrt(shape[1:].numel())  # unit gain
 
 
-def _draw_ends(model: PreTrainedModel, generator: torch.Generator) -> None:
+def _draw_ends(model: Any, generator: torch.Generator) -> None:
     """Embedding, last norm and head.
 
     Logits get unit variance, whether tied or not. The head leans away from the token just read: otherwise a

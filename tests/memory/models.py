@@ -34,6 +34,16 @@ _QWEN3_5: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 
+_ATTENTION: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": {
         "architectures": ["Lfm2ForCausalLM"],
@@ -53,7 +63,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "text_config": {name: value for name, value in _QWEN3_5.items() if name != "architectures"},
     },
+    "mamba2": {
+        "architectures": ["Mamba2ForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 8,
+        "n_groups": 2,
+        "state_size": 6,
+    },
+    "llama": {"architectures": ["LlamaForCausalLM"], **_ATTENTION},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 8, **_ATTENTION},
 }
+RECURRENT = [name for name in CONFIGS if name not in ("llama", "qwen3")]
 
 LIMITS = Limits(
     max_num_seqs=4,

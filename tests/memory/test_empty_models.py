@@ -9,10 +9,11 @@ from torch import Tensor
 from holdfast.executor.runner import Runner
 from holdfast.ids import Page, Row, Slot
 from holdfast.layers.batch import Batch
+from holdfast.models import registry
 from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import SamplingParams
 
-from .models import CONFIGS, LIMITS, build_runner
+from .models import CONFIGS, LIMITS, RECURRENT, build_runner
 from .spy import Snapshot, bits, kv_tensors, same_bits, state_tensors
 
 models = pytest.mark.parametrize("name", CONFIGS)
@@ -67,6 +68,12 @@ class Client:
         held = {f"kv.{name}": x for name, x in kv_tensors(self.runner.kv)}
         held |= {f"row.{name}": x for name, x in vars(self.runner.tables).items() if isinstance(x, Tensor)}
         return {name: bits(x).clone() for name, x in held.items()}
+
+
+def test_every_architecture_is_here() -> None:
+    """Who adds one gives it a tiny config in models.py, and gets these tests for it."""
+    built = {name for config in CONFIGS.values() for name in config["architectures"]}
+    assert built == set(registry.ARCHITECTURES)
 
 
 @models
@@ -125,7 +132,7 @@ def test_rows_without_tokens_leave_the_others_alone(name: str, exact: bool, temp
         assert not exact or reported == expected
 
 
-@models
+@pytest.mark.parametrize("name", RECURRENT)
 @modes
 def test_a_row_without_tokens_folds_and_publishes_when_a_line_is_due(name: str, exact: bool) -> None:
     """Two windows of two reach the line at 4; the step without tokens folds it into the granted slot."""

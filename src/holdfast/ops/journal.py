@@ -140,13 +140,14 @@ class _WindowPlan:
         step, valid = windows.step, windows.valid
         held = step.position - step.end_base
         at = held[:, None] + windows.tokens
-        places = step.grid if step.tree is None else step.grid - 1 + step.longest_window
+        last = max(1, int(held.max()) + step.longest_window)  # places beyond are nobody's
+        places = last if step.tree is not None else min(step.grid, last)
         place = torch.arange(places, device=at.device)
-        here = valid if step.tree is not None else valid & (at < places)
+        here = valid if step.tree is not None else valid & (at < step.grid)
         up_to_itself = here[..., None] & (place <= at[..., None])
         visible = up_to_itself if step.tree is None else _tree_visible(step, held, valid, places)
         crossing = (valid & ~here).any(1).nonzero().flatten()
-        after, there = at[crossing] - places, (valid & ~here)[crossing]
+        after, there = at[crossing] - step.grid, (valid & ~here)[crossing]
         return _WindowPlan(
             held=_Held.since(pool, step.rows, step.end_base, places, held),
             first=_Segment.of(pool, step.rows, step.position, at, here, visible),
@@ -350,7 +351,9 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 def load(rule: Recurrence, pool: TemporalState, slots: Tensor, base: Tensor) -> Tensor:
     """Checkpoints in float32, logical axes; zero where base is 0, whose slot is not looked at."""
     state = pool.saved[slots].permute(rule.axes).float().contiguous()
-    state[base == 0] = 0.0
+    cold = (base == 0).nonzero().flatten()
+    if len(cold):
+        state[cold] = 0.0
     return state
 
 
