@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,10 +99,21 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig:
 
 
 def _find(model: str | Path | None) -> Path:
+    """A directory; or a name as the hub has it, whose files were downloaded before."""
     if isinstance(model, (str, Path)):
-        return Path(model).expanduser()
+        path = Path(model).expanduser()
+        return path if path.exists() else _downloaded(str(model)) or path
     if model is not None:
         raise TypeError(f"model must be the path of a directory, or None for the demo model, not {model!r}")
     from .models.demo import demo_model_dir
 
     return demo_model_dir()
+
+
+def _downloaded(name: str) -> Path | None:
+    """The newest snapshot of a model in the hub client's cache. Nothing is fetched."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = [path for path in snapshots.glob("*") if (path / "config.json").is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
