@@ -42,7 +42,7 @@ def test_rings_wrap(grid: int, window: int, page: int) -> None:
 @pytest.mark.slow
 @grids
 @pytest.mark.parametrize(
-    ("decay", "exact", "steps"), [("weak", False, 3000), ("mixed", False, 3000), ("mixed", True, 1000)]
+    ("decay", "exact", "steps"), [("weak", False, 2000), ("mixed", False, 2000), ("mixed", True, 600)]
 )
 def test_rings_wrap_for_thousands_of_steps(
     grid: int, window: int, page: int, decay: str, exact: bool, steps: int

@@ -70,7 +70,7 @@ def test_random_trees_equal_the_recurrence(grid: int, window: int, page: int, ba
 def test_random_trees_for_hundreds_of_steps(
     grid: int, window: int, page: int, exact: bool, decay: str
 ) -> None:
-    drive_trees(Driver(Setup(grid, window, page, exact=exact, decay=decay), seed=2), 500)
+    drive_trees(Driver(Setup(grid, window, page, exact=exact, decay=decay), seed=2), 250)
 
 
 @grids

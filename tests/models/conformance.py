@@ -5,8 +5,9 @@ The weights here are louder than those of tests/evidence: models without recurre
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,19 @@ class Oracle(evidence.Oracle):
         logprobs = self.score([*prompt, *answer])
         before, found = logprobs[: len(prompt)], logprobs[len(prompt) - 1 : -1]
         return OracleRun(tuple(prompt), tuple(found.argmax(-1).tolist()), found, before)
+
+
+OracleOf = Callable[[str], Oracle]
+
+
+def oracles(models: Mapping[str, Tiny]) -> Any:
+    """A fixture for a module of tests: the oracle of each of its models, made when it is first asked for."""
+
+    @pytest.fixture(scope="module")
+    def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+        return functools.cache(lambda name: Oracle(models[name], tmp_path_factory.mktemp(name)))
+
+    return oracle_of
 
 
 def prompts(*lengths: int, seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:

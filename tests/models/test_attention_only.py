@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from tests.models.conformance import (
     CONTEXT,
     MIXED,
     VARIANTS,
-    Oracle,
+    OracleOf,
     Tiny,
     assert_equal_to_oracle,
     assert_state_matters,
     bits,
+    oracles,
     prompts,
     serve,
     slow_but,
@@ -73,19 +73,7 @@ WITHOUT_STATE = {name: options for name, options in VARIANTS.items() if name != 
 BF16_WEIGHTS_KL = 1e-2
 """Of any position. The worst measured is 2e-3."""
 
-OracleOf = Callable[[str], Oracle]
-
-
-@pytest.fixture(scope="module")
-def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
-    made: dict[str, Oracle] = {}
-
-    def make(name: str) -> Oracle:
-        if name not in made:
-            made[name] = Oracle(MODELS[name], tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return make
+oracle_of = oracles(MODELS)
 
 
 @pytest.mark.parametrize("name", slow_but(("llama-3", "llama-biased", "qwen3"), MODELS))

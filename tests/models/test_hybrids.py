@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from tests.models.conformance import (
     MIXED,
     VARIANTS,
     VOCAB,
-    Oracle,
+    OracleOf,
     Tiny,
     assert_equal_to_oracle,
     assert_state_matters,
     bits,
+    oracles,
     prompts,
     serve,
     slow_but,
@@ -89,19 +89,7 @@ BF16_STATE_LOGPROB = 0.25
 """How far a log-probability may move when checkpoints are bfloat16. The worst measured is 0.12, in a model made so
 sensitive that a state one token late moves one by 0.7."""
 
-OracleOf = Callable[[str], Oracle]
-
-
-@pytest.fixture(scope="module")
-def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
-    made: dict[str, Oracle] = {}
-
-    def make(name: str) -> Oracle:
-        if name not in made:
-            made[name] = Oracle(MODELS[name], tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return make
+oracle_of = oracles(MODELS)
 
 
 @pytest.mark.parametrize("name", slow_but(("lfm2", "qwen3_5"), MODELS))

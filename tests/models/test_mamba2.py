@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,12 +15,14 @@ from tests.models.conformance import (
     MIXED,
     VARIANTS,
     Oracle,
+    OracleOf,
     Tiny,
     assert_equal,
     assert_equal_to_oracle,
     assert_state_matters,
     bits,
     farthest,
+    oracles,
     prompts,
     serve,
     slow_but,
@@ -60,20 +61,7 @@ BF16_STATE_LOGPROB = 5e-2
 BF16_WEIGHTS_KL = 5e-2
 """Of any position. The worst measured is 1.4e-2."""
 
-OracleOf = Callable[[str], Oracle]
-
-
-@pytest.fixture(scope="module")
-def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
-    made: dict[str, Oracle] = {}
-
-    def make(name: str) -> Oracle:
-        if name not in made:
-            tiny = Tiny("Mamba2ForCausalLM", MODELS[name])
-            made[name] = Oracle(tiny, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return make
+oracle_of = oracles({name: Tiny("Mamba2ForCausalLM", options) for name, options in MODELS.items()})
 
 
 @pytest.mark.parametrize("name", slow_but(("grouped", "biased"), MODELS))
