@@ -75,20 +75,26 @@ def advance(
 class _Held:
     """Where a lane's journal since its checkpoint lies: place i holds position base + i, if it is filled."""
 
-    rows: Tensor
+    shape: tuple[int, int]
     where: Tensor
-    filled: Tensor
+    """[N * places]: in the rings, whose rows are laid end to end."""
+    empty: Tensor
+    """Which of those hold nothing of this lane."""
 
     @staticmethod
     def since(pool: TemporalState, rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> _Held:
         place = torch.arange(places, device=rows.device)
         filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
-        return _Held(rows[:, None], (base[:, None] + place) % pool.capacity, filled)
+        where = rows[:, None] * pool.capacity + (base[:, None] + place) % pool.capacity
+        return _Held((len(rows), places), where.flatten(), (~filled).flatten().nonzero().flatten())
 
     def read(self, pool: TemporalState) -> Entries:
         """Entries [N, places, ...], zero where none is."""
-        found = {name: ring[self.rows, self.where] for name, ring in pool.journal.items()}
-        return {name: torch.where(_like(self.filled, x), x, 0) for name, x in found.items()}
+        return {name: self._read(ring) for name, ring in pool.journal.items()}
+
+    def _read(self, ring: Tensor) -> Tensor:
+        found = ring.flatten(0, 1).index_select(0, self.where)
+        return found.index_fill_(0, self.empty, 0).unflatten(0, self.shape)
 
 
 @dataclass(frozen=True)
@@ -350,7 +356,7 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 
 def load(rule: Recurrence, pool: TemporalState, slots: Tensor, base: Tensor) -> Tensor:
     """Checkpoints in float32, logical axes; zero where base is 0, whose slot is not looked at."""
-    state = pool.saved[slots].permute(rule.axes).float().contiguous()
+    state = pool.saved.index_select(0, slots).permute(rule.axes).float().contiguous()
     cold = (base == 0).nonzero().flatten()
     if len(cold):
         state[cold] = 0.0

@@ -62,8 +62,8 @@ def _places(pages: Tensor, page_size: int, step: StateStep) -> tuple[Tensor, Ten
 def _context(stored: Tensor, pages: Tensor, length: int) -> Tensor:
     """[KH, length, D]: a row's positions 0 .. length - 1, gathered from its pages."""
     page_size = stored.shape[1]
-    held = pages[: -(-length // page_size)].long()
-    return stored[held].flatten(0, 1)[:length].transpose(0, 1)
+    held = pages[: -(-length // page_size)]
+    return stored.index_select(0, held).flatten(0, 1)[:length].transpose(0, 1)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, scale: float) -> Tensor:

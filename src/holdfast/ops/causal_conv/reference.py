@@ -98,8 +98,8 @@ class _Before:
     slots: Tensor
     saved: Tensor
     in_slot: Tensor
-    rows: Tensor
     ring: Tensor
+    """[B * (width - 1)]: in the rings, whose rows are laid end to end."""
     exists: Tensor
     any_in_slot: bool
     all_exist: bool
@@ -113,8 +113,7 @@ def _locate(step: StateStep, position: Tensor, width: int, capacity: int) -> _Be
         slots=step.read_slot[:, None],
         saved=(wanted - step.base[:, None] + width - 1).clamp(0, width - 2),
         in_slot=in_slot,
-        rows=step.rows[:, None],
-        ring=wanted.clamp(min=0) % capacity,
+        ring=(step.rows[:, None] * capacity + wanted.clamp(min=0) % capacity).flatten(),
         exists=exists,
         any_in_slot=bool(in_slot.any()),
         all_exist=bool(exists.all()),
@@ -125,7 +124,7 @@ def _inputs_before(pool: ConvState, step: StateStep, cursor: str, width: int) ->
     """[B, width - 1, channels]: the inputs before each lane's `cursor`, as they stand before this step."""
     capacity = pool.ring.shape[1]
     at = step.once((cursor, width), lambda: _locate(step, getattr(step, cursor), width, capacity))
-    found = pool.ring[at.rows, at.ring]
+    found = pool.ring.flatten(0, 1).index_select(0, at.ring).unflatten(0, at.saved.shape)
     if at.any_in_slot:
         found = torch.where(at.in_slot, pool.saved[at.slots, at.saved], found)
     return found if at.all_exist else torch.where(at.exists, found, 0)
