@@ -74,7 +74,7 @@ class Inputs:
         offsets = [0]
         for n in counts:
             offsets.append(offsets[-1] + n)
-        sampled = [i for i, w in enumerate(work) if w.sample]
+        sampled = [i for i, w in enumerate(work) if w.sample and w.tokens]
         exports = [e for e in plan.exports if self._passes(e, work)]
         turn = plan.step
         return Lanes(

@@ -149,7 +149,7 @@ class Windows:
     def take(self, x: Tensor) -> Tensor:
         """[tokens, ...] -> [N, T, ...]"""
         if self.full:
-            return x[: self.valid.numel()].unflatten(0, self.valid.shape)
+            return x.narrow(0, 0, self.valid.numel()).view(*self.valid.shape, *x.shape[1:])
         return x[self.flat]
 
     def put(self, out: Tensor, result: Tensor) -> None:
