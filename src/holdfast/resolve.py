@@ -16,6 +16,10 @@ TYPICAL_LEN = 2048
 """Memory that is short is divided between slots and pages as requests of this length would use them."""
 
 
+CHECKPOINTS_PER_ROW = 4
+"""For each request that may run at once, so many checkpoints of prefixes are of use, and KV for as many more."""
+
+
 @dataclass(frozen=True)
 class Costs:
     """Bytes, from what the model declares: `memory.sizing` has them."""
@@ -40,6 +44,7 @@ def resolve(
     bound = facts.max_positions or config.max_model_len or UNBOUNDED_LEN
     if (config.max_model_len or 0) > bound:
         raise ConfigError(f"max_model_len={config.max_model_len}: the model has {bound} positions")
+    recurrent = facts.recurrent
     frame = Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -47,15 +52,39 @@ def resolve(
         vocab_size=facts.vocab_size,
         page_size=config.page_size,
         num_pages=config.num_pages or 0,
-        num_slots=(config.num_slots or 0) if facts.recurrent else 0,
+        num_slots=(config.num_slots or 0) if recurrent else 0,
         fold_every=config.fold_every,
         max_window=max_window(config.max_draft_tokens),
+        num_checkpoints=_given_checkpoints(config) if recurrent else 0,
     )
-    return _Division(config, frame, costs, available, recurrent=facts.recurrent).limits()
+    return _Division(config, frame, costs, available, recurrent=recurrent).limits()
+
+
+def _given_checkpoints(config: EngineConfig) -> int:
+    """What the options say of them; without a number of slots, 0 if they say nothing."""
+    if not config.enable_prefix_caching:
+        return 0
+    slots, wanted = config.num_slots, config.num_checkpoints
+    if slots is None:
+        return wanted or 0
+    if wanted is not None and wanted >= slots:
+        raise ConfigError(
+            f"num_checkpoints={wanted} of num_slots={slots} leave no slot to run in; raise num_slots"
+        )
+    return max(0, slots - config.max_num_seqs) if wanted is None else wanted
+
+
+def most_slots(config: EngineConfig, limits: Limits) -> int:
+    """As many as there would be if memory were no object."""
+    if config.num_slots is not None or not limits.num_slots:
+        return limits.num_slots
+    given = config.num_checkpoints
+    kept = CHECKPOINTS_PER_ROW * limits.max_num_seqs if given is None else given
+    return limits.max_num_seqs + (kept if config.enable_prefix_caching else 0)
 
 
 class _Division:
-    """Slots for the state of as many requests as can run at once, then pages for all that these may hold.
+    """Slots for the state of as many requests as can run at once, then checkpoints, then pages for all of them.
 
     `frame` has what the options fix; 0 pages or slots are still to be decided.
     """
@@ -67,16 +96,36 @@ class _Division:
         self.decide_slots = recurrent and not frame.num_slots
         self.page, self.slot = 0 if frame.num_pages else costs.page, costs.slot if self.decide_slots else 0
         self._typical = min(TYPICAL_LEN, frame.max_model_len)
+        self._kept = CHECKPOINTS_PER_ROW * frame.max_num_seqs if config.enable_prefix_caching else 0
         self.budget = self._budget(available)
 
     def limits(self) -> Limits:
-        slots = self._slots() if self.decide_slots else self.frame.num_slots
+        running = self._slots() if self.decide_slots else 0
+        checkpoints = self._checkpoints(running) if self.decide_slots else 0
+        slots = running + checkpoints
         length = self.frame.max_model_len if self.config.max_model_len else self._longest(slots)
         if not self._fits(length, slots):
             raise ConfigError(self._refusal(length))
-        useful = self.frame.max_num_seqs * self._pages(length) + 1  # one more, so that the last is admitted
+        # one more, so that the last is admitted
+        useful = (self.frame.max_num_seqs + self._kept) * self._pages(length) + 1
         pages = self.frame.num_pages or _share(self._rest(length) - slots * self.slot, self.page, useful)
-        return replace(self.frame, max_model_len=length, num_pages=pages, num_slots=slots)
+        kept = self.frame.num_checkpoints + checkpoints
+        given = self.frame.num_slots or self.frame.num_checkpoints
+        return replace(
+            self.frame,
+            max_model_len=length,
+            num_pages=pages,
+            num_slots=given + slots,
+            num_checkpoints=kept,
+        )
+
+    def _checkpoints(self, running: int) -> int:
+        """If nobody said how many: a quarter of what these slots and one request leave."""
+        if self.config.num_checkpoints is not None:
+            return 0
+        length = self.config.max_model_len or self._typical
+        left = self._rest(length) - running * self.slot - self._pages(length) * self.page
+        return _share(max(0, left) // 4, self.slot, self._kept)
 
     def _budget(self, available: int | None) -> int:
         if self.config.memory_bytes is not None:
@@ -110,7 +159,8 @@ class _Division:
         return self.budget - self._fixed(length)
 
     def _fixed(self, length: int) -> int:
-        given = self.frame.num_pages * self.costs.page + self.frame.num_slots * self.costs.slot
+        slots = self.frame.num_slots or self.frame.num_checkpoints
+        given = self.frame.num_pages * self.costs.page + slots * self.costs.slot
         return self.costs.fixed(replace(self.frame, max_model_len=length)) + given
 
     def _pages(self, length: int) -> int:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.config import Limits, pages_for
+from holdfast.config import Limits, pages_for, run_reaches
 from holdfast.ids import PAD_PAGE, PAD_ROW, PAD_SLOT, Page, Row, Slot
 from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import SamplingParams
@@ -127,7 +127,18 @@ class FakeExecutor:
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         assert len({work.row for work in plan.work}) == len(plan.work) <= self.limits.max_num_seqs
         assert len({start.row for start in plan.starts}) == len(plan.starts)
-        assert all(work.row != PAD_ROW and work.tokens > 0 for work in plan.work)
+        assert all(work.row != PAD_ROW and work.tokens >= 0 for work in plan.work)
+        self._free(plan)
+
+    def _free(self, plan: StepPlan) -> None:
+        """Whatever is read after it was freed is missed."""
+        for slot in plan.freed_slots:
+            assert not any(slot in step.slots for step in self.in_flight), f"slot {slot} is in flight"
+            self.slots.pop(slot, None)
+            self.slot_writer.pop(slot, None)
+        for page in plan.freed_pages:
+            assert not any(page in step.pages for step in self.in_flight), f"page {page} is in flight"
+            self.pages.pop(page, None)
 
     def _start(self, start: RowStart) -> None:
         assert not any(start.row in step.rows for step in self.in_flight), f"row {start.row} is in flight"
@@ -138,6 +149,7 @@ class FakeExecutor:
         )
         if self.recurrent:
             assert start.own_slot != start.read_slot
+            assert start.base == 0 or len(self.slots[start.read_slot]) == start.base
             self._hand_out(start.own_slot, (start.row, start.generation))
         else:
             assert start.own_slot == start.read_slot == PAD_SLOT
@@ -154,7 +166,7 @@ class FakeExecutor:
     def _receive(self, grant: Grant, *, keep: bool) -> None:
         row = self.rows[grant.row]
         assert grant.generation == row.generation
-        assert row.grant is None, "one grant is outstanding already"
+        assert row.grant is None or not keep, "one grant is outstanding already"
         assert grant.line % self.limits.page_size == 0
         self._hand_out(grant.slot, (grant.row, grant.generation))
         if keep:
@@ -194,7 +206,7 @@ class FakeExecutor:
         if row.grant and row.grant.line <= row.base:
             missed.append(row.grant)
             row.grant = None
-        return RowResult(work.row, work.generation, row.position, self._sample(row, work))
+        return RowResult(work.row, work.generation, row.position, self._sample(row, work), base=row.base)
 
     def _absorb(self, row: DeviceRow, work: RowWork, fresh: list[int]) -> None:
         self._read_state(row)
@@ -241,6 +253,7 @@ class FakeExecutor:
         self, row: DeviceRow, exports: list[Grant], start: int, used: list[Grant], missed: list[Grant]
     ) -> None:
         for export in exports:
+            assert run_reaches(export.line, start, row.position), f"a run has no state at {export.line}"
             if start < export.line <= row.base and not self.loses(export):
                 state = self._read_state(row)[: export.line]
                 self._write_slot(export.slot, (export.row, export.generation), state)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ConfigError, EngineConfig, Limits, ModelFacts
-from holdfast.resolve import Costs, resolve
+from holdfast.resolve import CHECKPOINTS_PER_ROW, Costs, resolve
 from holdfast.units import enough_bytes, format_bytes, parse_bytes
 
 WEIGHTS, PAGE, SLOT, ROW, POSITION = 1000, 16, 300, 7, 1
@@ -73,13 +73,16 @@ def test_the_memory_is_divided_or_the_refusal_is_explained(
     assert limits.num_pages >= limits.pages_per_row, "one request of full length must fit"
     assert limits.num_pages == (num_pages or limits.num_pages)
     assert limits.num_slots == (num_slots or limits.num_slots if recurrent else 0)
+    assert limits.num_checkpoints == (
+        max(0, num_slots - rows) if num_slots and recurrent else limits.num_checkpoints
+    )
     assert limits.max_model_len == (length or limits.max_model_len) <= positions
-    assert limits.num_slots >= 1 or not recurrent
+    assert limits.running_slots >= 1 or not recurrent
     if num_pages is None:
-        useful = rows * limits.pages_per_row + 1
+        useful = (1 + CHECKPOINTS_PER_ROW) * rows * limits.pages_per_row + 1
         assert limits.num_pages == useful or total(limits, costs) + costs.page > memory
     if num_slots is None and recurrent:
-        assert limits.num_slots <= rows
+        assert limits.running_slots <= rows and limits.num_checkpoints <= CHECKPOINTS_PER_ROW * rows
 
 
 @given(memory=st.integers(5_000, 100_000), slots=st.integers(1, 5), rows=st.integers(1, 8))
@@ -93,15 +96,15 @@ def test_a_context_that_was_not_asked_for_is_cut_to_what_fits(memory: int, slots
 
 def test_everything_useful_is_had_where_there_is_room() -> None:
     limits = divide(memory=10**9, max_num_seqs=4)
-    assert (limits.max_model_len, limits.num_slots) == (4096, 4)
-    assert limits.num_pages == 4 * limits.pages_per_row + 1
+    assert (limits.max_model_len, limits.running_slots, limits.num_checkpoints) == (4096, 4, 16)
+    assert limits.num_pages == 20 * limits.pages_per_row + 1
     assert divide(max_num_seqs=4) == limits, "where nothing is known of the memory, there is enough"
 
 
 def test_short_memory_goes_to_slots_and_pages_as_requests_of_2048_tokens_need_them() -> None:
     each = SLOT + 33 * PAGE
     limits = divide(memory=WEIGHTS + 9 * (ROW + 2048) + 5 * each, max_num_seqs=8)
-    assert limits.num_slots == 5
+    assert limits.running_slots == 5
     limits = divide(NO_STATE, memory=60_000, max_num_seqs=8)
     assert limits.num_slots == 0
 
@@ -114,9 +117,41 @@ def test_a_context_that_was_asked_for_comes_before_further_slots() -> None:
 
 def test_explicit_pools_leave_the_rest_alone() -> None:
     limits = divide(memory=60_000, num_pages=70, max_num_seqs=8)
-    assert limits.num_pages == 70 and limits.num_slots == 8
+    assert limits.num_pages == 70 and limits.running_slots == 8
     limits = divide(memory=60_000, num_slots=3, max_num_seqs=8)
     assert limits.num_slots == 3 and limits.num_pages > 65
+
+
+def test_checkpoints_get_a_quarter_of_what_is_left_or_what_was_asked_for() -> None:
+    needed = fixed(divide(max_num_seqs=4, max_model_len=2048)) + 4 * SLOT + 33 * PAGE
+    limits = divide(memory=needed + 4 * 5 * SLOT, max_num_seqs=4, max_model_len=2048)
+    assert (limits.running_slots, limits.num_checkpoints) == (4, 5)
+    limits = divide(
+        memory=needed + 7 * SLOT + 99 * PAGE, max_num_seqs=4, max_model_len=2048, num_checkpoints=7
+    )
+    assert (limits.running_slots, limits.num_checkpoints, limits.num_slots) == (4, 7, 11)
+    assert divide(NO_STATE, num_checkpoints=7).num_checkpoints == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "running", "kept"),
+    [
+        ({"num_slots": 10}, 4, 6),
+        ({"num_slots": 3}, 3, 0),
+        ({"num_slots": 10, "num_checkpoints": 8}, 2, 8),
+        ({"num_slots": 10, "enable_prefix_caching": False}, 10, 0),
+        ({"enable_prefix_caching": False, "num_checkpoints": 5}, 4, 0),
+        ({"num_checkpoints": 0}, 4, 0),
+    ],
+)
+def test_slots_beyond_the_rows_keep_prefixes(options: dict[str, Any], running: int, kept: int) -> None:
+    limits = divide(max_num_seqs=4, **options)
+    assert (limits.running_slots, limits.num_checkpoints) == (running, kept)
+
+
+def test_without_prefix_caching_no_page_is_kept_for_later() -> None:
+    limits = divide(max_num_seqs=4, enable_prefix_caching=False)
+    assert limits.num_pages == 4 * limits.pages_per_row + 1
 
 
 def test_pages_that_were_given_bound_a_context_that_was_not() -> None:
@@ -186,6 +221,12 @@ def test_pages_too_few_for_the_context() -> None:
     assert refusal(num_pages=5, max_model_len=400) == (
         "num_pages=5 cannot hold one request of max_model_len=400 tokens, which takes 7 pages of 64; "
         "raise num_pages or lower max_model_len"
+    )
+
+
+def test_checkpoints_that_leave_no_slot_to_run_in() -> None:
+    assert refusal(num_slots=4, num_checkpoints=4) == (
+        "num_checkpoints=4 of num_slots=4 leave no slot to run in; raise num_slots"
     )
 
 

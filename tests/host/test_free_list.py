@@ -27,6 +27,17 @@ def test_refuses_what_it_did_not_hand_out() -> None:
             free.release(stranger)
 
 
+def test_what_was_freed_is_told_once_though_it_may_be_taken_again() -> None:
+    free = FreeList(Row, 3)
+    for _ in range(3):
+        free.take()
+    free.release(Row(2))
+    free.release(Row(1))
+    assert free.take() == 1
+    assert free.take_freed() == (2, 1)
+    assert free.take_freed() == ()
+
+
 def test_empty() -> None:
     free = FreeList(Page, 0)
     assert not free

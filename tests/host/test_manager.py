@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cache import Admission, CacheManager, OwnershipError
+from holdfast.cache import Admission, CacheManager, Label, Match, OwnershipError
 from holdfast.ids import Page, Row
 from holdfast.plan import Grant, RowResult, StepResult
 from holdfast.request import Request
@@ -24,24 +24,34 @@ def granted(cache: CacheManager, row: Row, line: int) -> Grant:
     return grant
 
 
+def match(cache: CacheManager, tokens: tuple[int, ...]) -> Match:
+    return cache.match(make_request("?", tokens))
+
+
+def caching(**limits: int) -> CacheManager:
+    return CacheManager(make_limits(**limits), prefix_reuse=True)
+
+
 def collect(
     cache: CacheManager,
     step: int,
     admission: Admission,
     position: int,
     *,
+    base: int = 0,
     used: tuple[Grant, ...] = (),
     missed: tuple[Grant, ...] = (),
 ) -> None:
-    row = RowResult(admission.row, admission.generation, position, ())
+    row = RowResult(admission.row, admission.generation, position, (), base=base)
     cache.commit(StepResult(step, (row,), used, missed))
     cache.collected(step)
 
 
 def publish(cache: CacheManager, request: Request, line: int, step: int = 1) -> None:
-    """A request that runs alone for one step, leaves a checkpoint at `line` and goes."""
+    """A request that runs alone for one step of its prompt, leaves a checkpoint at `line` and goes."""
     admission = admitted(cache, request)
-    grant = granted(cache, admission.row, line)
+    grant = cache.export(admission.row, line)
+    assert grant is not None
     cache.launched(step, [admission.row])
     collect(cache, step, admission, len(request.prompt), used=(grant,))
     cache.release(admission.row)
@@ -60,9 +70,9 @@ def test_admission_takes_a_row_a_slot_and_pages_for_every_token() -> None:
     assert first.match.resumable_len == 0
 
 
-@pytest.mark.parametrize("scarce", ["max_num_seqs", "num_slots", "num_pages"])
-def test_admission_is_never_partial(scarce: str) -> None:
-    cache = CacheManager(make_limits(**{scarce: 7 if scarce == "num_pages" else 1}))
+@pytest.mark.parametrize("scarce", [{"max_num_seqs": 1}, {"num_checkpoints": 5}, {"num_pages": 7}])
+def test_admission_is_never_partial(scarce: dict[str, int]) -> None:
+    cache = CacheManager(make_limits(**scarce))
     first = admitted(cache)
     before = cache.check()
     assert cache.admit(make_request("b", PROMPT)) is None
@@ -89,10 +99,10 @@ def test_each_tenant_of_a_row_is_a_new_generation() -> None:
 
 
 def test_a_model_without_state_takes_no_slots() -> None:
-    cache = CacheManager(make_limits(num_slots=0))
+    cache = caching(num_slots=0)
     admission = admitted(cache)
     assert admission.own_slot == 0
-    assert cache.grant(admission.row, 4) is None
+    assert cache.grant(admission.row, 4) is cache.export(admission.row, 4) is None
     assert cache.counters.skipped == 0
 
 
@@ -108,52 +118,77 @@ def test_extend_takes_what_is_missing_or_nothing() -> None:
 # --- grants ---
 
 
-def test_one_grant_at_a_time() -> None:
-    cache = CacheManager(make_limits())
+def test_one_grant_at_a_time_and_any_number_of_exports() -> None:
+    cache = caching()
     row = admitted(cache).row
     assert granted(cache, row, 4) == Grant(row, 1, 2, 4)  # type: ignore[arg-type]
     assert cache.grant(row, 8) is None
     assert cache.counters.skipped == 0
+    assert cache.export(row, 8) == Grant(row, 1, 3, 8)  # type: ignore[arg-type]
+    assert cache.export(row, 12) == Grant(row, 1, 4, 12)  # type: ignore[arg-type]
+    assert sorted(cache.promised_lines(row)) == [4, 8, 12]
 
 
 def test_a_grant_that_finds_no_slot_is_skipped_and_counted() -> None:
-    cache = CacheManager(make_limits(num_slots=1))
-    assert cache.grant(admitted(cache).row, 4) is None
+    cache = caching(num_slots=4, num_checkpoints=1)
+    row = admitted(cache).row
+    assert granted(cache, row, 4) and not cache.may_promise
+    assert cache.export(row, 8) is None
     assert cache.counters.skipped == 1
+
+
+def test_slots_of_running_requests_are_not_promised() -> None:
+    cache = caching(num_slots=6, num_checkpoints=3)
+    row = admitted(cache).row
+    assert len([line for line in (4, 8, 12, 16) if cache.export(row, line)]) == 3
+    assert cache.spare_rows == 2
+    assert admitted(cache, make_request("b", (1,))) and admitted(cache, make_request("c", (1,)))
+    assert cache.check().slots.free == 0
 
 
 @pytest.mark.parametrize("line", [0, -4, 6])
 def test_a_line_off_the_page_grid_is_refused(line: int) -> None:
-    cache = CacheManager(make_limits())
-    with pytest.raises(ValueError, match="page boundary"):
-        cache.grant(admitted(cache).row, line)
+    cache = caching()
+    row = admitted(cache).row
+    for ask in (cache.grant, cache.export):
+        with pytest.raises(ValueError, match="page boundary"):
+            ask(row, line)
 
 
 def test_a_checkpoint_is_found_only_after_its_fold_was_collected() -> None:
-    cache = CacheManager(make_limits())
+    cache = caching()
     admission = admitted(cache)
     grant = granted(cache, admission.row, 8)
     cache.launched(1, [admission.row])
-    assert cache.match(PROMPT).resumable_len == 0
-    collect(cache, 1, admission, 13, used=(grant,))
-    match = cache.match(PROMPT)
-    assert (match.resumable_len, match.kv_len, match.slot, match.pages) == (8, 8, grant.slot, (1, 2))
-    assert cache.match((*PROMPT[:7], 99, *PROMPT[8:])).kv_len == 4
+    assert match(cache, PROMPT).resumable_len == 0
+    collect(cache, 1, admission, 13, base=8, used=(grant,))
+    found = match(cache, PROMPT)
+    assert (found.resumable_len, found.kv_len, found.slot, found.pages) == (8, 12, grant.slot, (1, 2))
+    assert match(cache, (*PROMPT[:7], 99, *PROMPT[8:])).kv_len == 4
+
+
+def test_there_is_no_second_checkpoint_of_the_same() -> None:
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 8)
+    row = admitted(cache, make_request("b", (*PROMPT[:8], 99, 98, 97, 96, 95))).row
+    assert cache.export(row, 8) is None
+    assert cache.export(row, 12) is not None
+    assert cache.counters.skipped == 0
 
 
 def test_a_missed_grant_comes_back_unlabelled() -> None:
-    cache = CacheManager(make_limits())
+    cache = caching()
     admission = admitted(cache)
     grant = granted(cache, admission.row, 8)
     cache.launched(1, [admission.row])
     collect(cache, 1, admission, 13, missed=(grant,))
-    assert cache.match(PROMPT).kv_len == 0
+    assert (match(cache, PROMPT).kv_len, match(cache, PROMPT).resumable_len) == (12, 0)
     assert cache.check().slots.free == 5
     assert granted(cache, admission.row, 12).slot == grant.slot
 
 
 def test_a_report_of_an_unknown_grant_is_a_bug() -> None:
-    cache = CacheManager(make_limits())
+    cache = caching()
     admission = admitted(cache)
     grant = granted(cache, admission.row, 8)
     stranger = Grant(grant.row, grant.generation, grant.slot, 12)
@@ -161,20 +196,20 @@ def test_a_report_of_an_unknown_grant_is_a_bug() -> None:
         cache.commit(StepResult(1, (), used=(stranger,)))
 
 
-def test_a_released_rows_grant_is_returned_even_if_it_was_used() -> None:
-    cache = CacheManager(make_limits())
+def test_what_the_last_step_of_a_released_row_published_is_found() -> None:
+    cache = caching()
     admission = admitted(cache)
     grant = granted(cache, admission.row, 8)
     cache.launched(1, [admission.row])
     cache.release(admission.row)
     assert cache.check().slots.waiting == 2
-    collect(cache, 1, admission, 13, used=(grant,))
-    assert cache.match(PROMPT).kv_len == 0
-    assert cache.check().slots.free == 6
+    collect(cache, 1, admission, 13, base=8, used=(grant,))
+    assert match(cache, PROMPT).resumable_len == 8
+    assert (cache.check().slots.free, cache.check().slots.idle) == (5, 1)
 
 
 def test_a_report_for_an_earlier_tenant_is_ignored() -> None:
-    cache = CacheManager(make_limits())
+    cache = caching()
     first = admitted(cache)
     old = granted(cache, first.row, 8)
     cache.release(first.row)
@@ -182,23 +217,25 @@ def test_a_report_for_an_earlier_tenant_is_ignored() -> None:
     new = granted(cache, second.row, 8)
     assert (second.row, new.slot) == (first.row, old.slot)
     cache.commit(StepResult(1, (RowResult(first.row, first.generation, 99, ()),), used=(old,)))
-    assert cache.match(PROMPT).kv_len == 0
+    assert match(cache, PROMPT).kv_len == 0
     assert cache.check().slots.held == 2
 
 
-def test_the_same_prefix_published_twice_is_kept_once() -> None:
-    cache = CacheManager(make_limits())
+@pytest.mark.parametrize("window", [True, False])
+def test_the_same_prefix_published_twice_is_kept_once(window: bool) -> None:
+    cache = caching()
     rows = [admitted(cache), admitted(cache)]
-    grants = [granted(cache, a.row, 8) for a in rows]
+    grants = [cache.grant(a.row, 8) if window else cache.export(a.row, 8) for a in rows]
     cache.launched(1, [a.row for a in rows])
-    results = tuple(RowResult(a.row, a.generation, 13, ()) for a in rows)
-    cache.commit(StepResult(1, results, used=tuple(grants)))
+    results = tuple(RowResult(a.row, a.generation, 13, (), base=8) for a in rows)
+    cache.commit(StepResult(1, results, used=tuple(filter(None, grants))))
     cache.collected(1)
+    assert cache.check().clean
     for admission in rows:
         cache.release(admission.row)
     audit = cache.check()
-    assert (audit.slots.idle, audit.pages.idle, audit.leaked) == (1, 2, 0)
-    assert cache.match(PROMPT).slot == grants[0].slot
+    assert audit.clean and (audit.slots.idle, audit.pages.idle, audit.pages.free) == (1, 3, 29)
+    assert grants[0] is not None and match(cache, PROMPT).slot == grants[0].slot
 
 
 # --- lifetimes ---
@@ -215,10 +252,13 @@ def test_what_a_step_in_flight_has_comes_back_with_its_last_step() -> None:
         audit = cache.check()
         assert (audit.rows.waiting, audit.slots.waiting, audit.pages.waiting) == (1, 1, 4)
         assert audit.clean and cache.returning
+        assert cache.take_freed() == ((), ())
     collect(cache, 3, admission, 14)
     audit = cache.check()
     assert (audit.rows.free, audit.slots.free, audit.pages.free) == (3, 6, 32)
     assert not cache.returning
+    slots, pages = cache.take_freed()
+    assert (slots, sorted(pages)) == ((1,), [1, 2, 3, 4])
 
 
 def test_a_row_waits_for_its_own_steps_only() -> None:
@@ -234,17 +274,18 @@ def test_a_row_waits_for_its_own_steps_only() -> None:
 
 
 def test_a_shared_checkpoint_is_held_until_a_fold_past_it_was_collected() -> None:
-    cache = CacheManager(make_limits(num_slots=3, fold_every=4), prefix_reuse=True)
+    cache = caching(num_slots=4, max_num_seqs=3, fold_every=4)
     publish(cache, make_request("a", PROMPT), 8)
     reader = admitted(cache, make_request("b", PROMPT))
     assert (reader.match.resumable_len, reader.own_slot != reader.match.slot) == (8, True)
     assert cache.check().slots.held == 2
-    for step, position in enumerate((9, 10, 11, 12, 13), start=2):
+    for step, (position, base) in enumerate([(9, 8), (10, 8), (11, 8), (12, 8), (13, 12)], start=2):
         cache.launched(step, [reader.row])
-        collect(cache, step, reader, position)
-        held = cache.check().slots.held
-        assert held == (1 if position == 13 else 2)  # the step that began at 12 folded to it
-    assert cache.match(PROMPT).resumable_len == 8
+        assert not cache.may_promise, "the only one there may be is being read"
+        collect(cache, step, reader, position, base=base)
+        assert cache.check().slots.held == (1 if base == 12 else 2)
+    assert cache.may_promise
+    assert match(cache, PROMPT).resumable_len == 8
 
 
 # --- prefix reuse ---
@@ -252,57 +293,131 @@ def test_a_shared_checkpoint_is_held_until_a_fold_past_it_was_collected() -> Non
 
 def test_reuse_is_off_unless_asked_for() -> None:
     cache = CacheManager(make_limits())
-    publish(cache, make_request("a", PROMPT), 12)
-    assert cache.match(PROMPT).resumable_len == 12
-    assert admitted(cache).match.resumable_len == 0
+    admission = admitted(cache)
+    assert cache.export(admission.row, 8) is None
+    cache.launched(1, [admission.row])
+    collect(cache, 1, admission, 13, base=12)
+    cache.release(admission.row)
+    again = admitted(cache)
+    assert (again.match.kv_len, again.match.reason) == (0, "prefix caching is off")
+    assert cache.check().slots.idle == cache.check().pages.idle == 0
 
 
 def test_the_last_token_is_never_matched() -> None:
-    cache = CacheManager(make_limits(), prefix_reuse=True)
+    cache = caching()
     publish(cache, make_request("a", PROMPT), 12)
-    assert cache.match(PROMPT[:13]).resumable_len == 12
-    assert cache.match(PROMPT[:12]).resumable_len == 0
+    assert match(cache, PROMPT[:13]).resumable_len == 12
+    assert match(cache, PROMPT[:12]).resumable_len == 0
+
+
+def test_a_prompt_that_has_to_be_scored_is_computed() -> None:
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 12)
+    found = cache.match(make_request("b", PROMPT, prompt_logprobs=0))
+    assert found.resumable_len == 0 and "every token of the prompt has to be scored" in found.reason
 
 
 def test_shared_pages_are_mapped_first_and_new_ones_follow() -> None:
-    cache = CacheManager(make_limits(), prefix_reuse=True)
+    cache = caching()
     publish(cache, make_request("a", PROMPT), 8)
     other = admitted(cache, make_request("b", (*PROMPT[:8], 50, 51, 52, 53, 54)))
-    assert [p.page for p in other.pages] == [1, 2, 3, 4]
-    assert cache.check().pages.idle == 0
+    assert [p.page for p in other.pages] == [1, 2, 4, 5]  # the third is still known
+    assert cache.check().pages.idle == 1
 
 
 def test_idle_prefixes_are_evicted_least_recently_used_first_and_from_the_end() -> None:
-    cache = CacheManager(make_limits(num_pages=8, num_slots=2), prefix_reuse=True)
+    cache = caching(num_pages=8)
     old, new = PROMPT, tuple(range(50, 63))
-    publish(cache, make_request("a", old), 12)
-    publish(cache, make_request("b", new), 12, step=2)  # its checkpoint takes the slot of the old one
-    assert (cache.match(old).kv_len, cache.match(new).kv_len) == (12, 12)
-    assert (cache.match(old).resumable_len, cache.match(new).resumable_len) == (0, 12)
+    publish(cache, make_request("a", old), 8)
+    publish(cache, make_request("b", new), 12, step=2)
+    assert (match(cache, old).kv_len, match(cache, new).kv_len) == (12, 12)
     row = admitted(cache, make_request("c", tuple(range(70, 78)))).row
     assert cache.extend(row, 12) is not None
-    assert (cache.match(old).kv_len, cache.match(new).kv_len) == (8, 12)
-    assert (cache.counters.evicted_checkpoints, cache.counters.evicted_pages) == (1, 1)
-
-
-def test_a_checkpoint_yields_its_slot_to_the_request_that_would_resume_from_it() -> None:
-    cache = CacheManager(make_limits(num_slots=2), prefix_reuse=True)
-    publish(cache, make_request("a", PROMPT), 8)
-    first = admitted(cache, make_request("b", (99,)))
-    second = admitted(cache, make_request("c", PROMPT))
-    assert second.match.resumable_len == 0
-    assert {first.own_slot, second.own_slot} == {1, 2}
+    assert (match(cache, old).kv_len, match(cache, new).kv_len) == (8, 12)
+    assert cache.extend(row, 16) is not None
+    assert (match(cache, old).kv_len, match(cache, old).resumable_len) == (4, 0)
+    counters = cache.counters
+    assert (counters.evicted_pages, counters.evicted_checkpoints, counters.lost_checkpoints) == (2, 0, 1)
     assert cache.check().clean
 
 
+def test_checkpoints_make_way_for_running_requests_and_for_better_ones() -> None:
+    cache = caching(num_slots=4, max_num_seqs=3, num_checkpoints=2)
+    publish(cache, make_request("a", PROMPT), 8)
+    publish(cache, make_request("b", tuple(range(50, 63))), 12, step=2)
+    publish(cache, make_request("c", tuple(range(70, 83))), 12, step=3)
+    assert cache.stats().checkpoints == 3, "slots that nobody runs in may keep prefixes too"
+    first = admitted(cache, make_request("d", (1,)))
+    assert cache.stats().checkpoints == 3
+    admitted(cache, make_request("e", (1,)))
+    assert match(cache, PROMPT).resumable_len == 0, "the one that saved least"
+    assert cache.counters.evicted_checkpoints == 1 and not cache.spare_rows
+    assert granted(cache, first.row, 4)
+    assert cache.counters.evicted_checkpoints == 2
+    assert cache.check().clean
+
+
+def test_one_who_cannot_read_a_checkpoint_without_taking_a_slot_from_others_is_cold() -> None:
+    cache = caching(num_slots=4, num_checkpoints=1)
+    publish(cache, make_request("a", PROMPT), 8)
+    row = admitted(cache, make_request("b", (1,))).row
+    assert granted(cache, row, 4)
+    cold = admitted(cache, make_request("c", PROMPT))
+    assert cold.match.resumable_len == 0 and "all checkpoint slots are in use" in cold.match.reason
+    assert cache.check().clean
+
+
+def test_an_answer_replaces_the_checkpoint_that_it_left_before() -> None:
+    cache = caching(max_model_len=64, fold_every=4)
+    request = make_request("a", PROMPT[:3])
+    admission = admitted(cache, request)
+    assert cache.extend(admission.row, 16) is not None
+    for step, line in enumerate((4, 8, 12), start=1):
+        request.tokens = list(PROMPT[: line + 1])
+        grant = granted(cache, admission.row, line)
+        cache.launched(step, [admission.row])
+        collect(cache, step, admission, line + 1, base=line, used=(grant,))
+        assert cache.stats().checkpoints == 1
+    assert match(cache, PROMPT).resumable_len == 12
+    assert cache.counters.replaced_checkpoints == 2
+    assert cache.check().clean
+
+
+def test_a_row_hands_over_the_state_in_its_own_slot_if_it_ends_a_page() -> None:
+    cache = caching()
+    admission = admitted(cache)
+    cache.launched(1, [admission.row])
+    collect(cache, 1, admission, 13, base=12)
+    cache.release(admission.row)
+    assert match(cache, PROMPT).resumable_len == 12 and match(cache, PROMPT).slot == admission.own_slot
+    assert cache.check().clean
+    other = admitted(cache, make_request("b", (9, 9, 9, 9, 9, 9, 9)))
+    cache.launched(2, [other.row])
+    collect(cache, 2, other, 7, base=6)
+    cache.release(other.row)
+    assert match(cache, (9, 9, 9, 9, 9, 9, 9)).resumable_len == 0
+
+
+def test_what_was_sampled_but_never_collected_is_not_published() -> None:
+    cache = caching()
+    request = make_request("a", PROMPT[:3])
+    admission = admitted(cache, request)
+    assert cache.extend(admission.row, 9) is not None
+    cache.launched(1, [admission.row])
+    collect(cache, 1, admission, 9, base=8)
+    assert cache.published_len(admission.row) == 0
+    cache.release(admission.row)
+    assert cache.check().slots.free == 6 and cache.check().clean
+
+
 def test_without_state_whole_pages_are_shared_as_they_fill() -> None:
-    cache = CacheManager(make_limits(num_slots=0), prefix_reuse=True)
+    cache = caching(num_slots=0)
     prompt = (*PROMPT, 14, 15, 16)
     admission = admitted(cache, make_request("a", prompt))
     cache.launched(1, [admission.row])
-    assert cache.match(prompt).kv_len == 0
+    assert match(cache, prompt).kv_len == 0
     collect(cache, 1, admission, 9)
-    assert cache.match((*prompt, 17)).resumable_len == 8
+    assert match(cache, (*prompt, 17)).resumable_len == 8
     cache.launched(2, [admission.row])
     collect(cache, 2, admission, 15)
     other = admitted(cache, make_request("b", prompt))
@@ -310,12 +425,53 @@ def test_without_state_whole_pages_are_shared_as_they_fill() -> None:
     assert [p.page for p in other.pages] == [1, 2, 3, 5]
 
 
+def test_a_reset_hides_the_past_and_what_running_requests_make_of_it() -> None:
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 8)
+    reader = admitted(cache, make_request("b", PROMPT))
+    assert reader.match.resumable_len == 8
+    cache.reset()
+    assert match(cache, PROMPT).kv_len == 0
+    assert cache.export(reader.row, 12) is None
+    cache.launched(2, [reader.row])
+    collect(cache, 2, reader, 13, base=12)
+    assert match(cache, PROMPT).kv_len == 0 and cache.check().clean
+    cache.release(reader.row)
+    audit = cache.check()
+    assert audit.clean and (audit.slots.free, audit.pages.free) == (6, 32)
+    publish(cache, make_request("c", PROMPT), 8, step=3)
+    assert match(cache, PROMPT).resumable_len == 8
+
+
+def test_what_two_requests_have_in_common() -> None:
+    cache = caching()
+    row = admitted(cache).row
+    assert cache.common_len(row, make_request("b", PROMPT)) == 12
+    assert cache.common_len(row, make_request("b", PROMPT[:12])) == 8, "its last token is computed"
+    assert cache.common_len(row, make_request("b", (*PROMPT[:6], 99, 98, 97))) == 4
+    assert cache.common_len(row, make_request("b", (99,))) == 0
+
+
+def test_counts() -> None:
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 8)
+    resumed = make_request("b", PROMPT)
+    admitted(cache, resumed)
+    counters = cache.stats().counters
+    assert (counters.requests, counters.prompt_tokens) == (2, 26)
+    assert (counters.matched_tokens, counters.resumed_tokens, counters.lost_tokens) == (12, 8, 4)
+    assert cache.stats().hit_rate == 8 / 26
+    resumed.metrics.preemptions = 1
+    admitted(cache, resumed)
+    assert (counters.requests, cache.stats().counters.resumed_after_preemption) == (2, 8)
+
+
 # --- the audit finds what it is for ---
 
 
 def test_the_audit_sees_a_leak() -> None:
     cache = CacheManager(make_limits())
-    cache._pages.take()
+    cache._pages.take(Row(1))
     audit = cache.check()
     assert (audit.leaked, audit.pages.leaked, audit.unaccounted) == (1, 1, 1)
     cache._rows.take()
@@ -323,14 +479,16 @@ def test_the_audit_sees_a_leak() -> None:
 
 
 def test_the_audit_sees_a_reference_too_many_and_one_too_few() -> None:
-    cache = CacheManager(make_limits())
-    page = admitted(cache).pages[0].page
-    cache._pages.share(page)
-    assert (cache.check().leaked, cache.check().double_owned) == (1, 0)
-    cache._pages.drop(page)
-    assert cache.check().clean
-    cache._pages.drop(page)
-    assert (cache.check().leaked, cache.check().double_owned) == (0, 1)
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 8)
+    reader = admitted(cache, make_request("b", PROMPT))
+    node = reader.match.nodes[-1]
+    node.pins += 1
+    node.readers += 1
+    assert (cache.check().leaked, cache.check().double_owned) == (2, 0) and cache.check().tree
+    node.pins -= 2
+    node.readers -= 2
+    assert cache.check().double_owned == 2
 
 
 def test_the_audit_sees_two_owners() -> None:
@@ -340,3 +498,13 @@ def test_the_audit_sees_two_owners() -> None:
     audit = cache.check()
     assert (audit.pages.double_owned, audit.pages.leaked) == (1, 1)
     assert not audit.clean
+
+
+def test_the_audit_sees_a_wrong_label() -> None:
+    cache = caching()
+    publish(cache, make_request("a", PROMPT), 8)
+    slot = match(cache, PROMPT).slot
+    cache._slots._labels[slot] = Label(8, b"another")
+    assert cache.check().tree == ("slots are labelled otherwise than the tree has them",)
+    with pytest.raises(OwnershipError, match="holds"):
+        cache.admit(make_request("b", PROMPT))

@@ -11,10 +11,10 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from holdfast.cache import Policy
 from holdfast.config import Limits
 from holdfast.plan import Grant
 from holdfast.request import Request, SamplingParams
-from holdfast.scheduler.scheduler import Publish, publish_nothing
 
 from .examples import EXAMPLES
 from .fake import Loses, never
@@ -39,37 +39,50 @@ def small_limits(draw: st.DrawFn, spare_pages: tuple[int, ...], num_slots: tuple
         fold_every=fold_every,
         max_window=draw(st.integers(1, min(2, fold_every))),
     )
-    return replace(limits, num_pages=limits.pages_per_row + draw(st.sampled_from(spare_pages)))
+    checkpoints = draw(st.integers(0, max(0, limits.num_slots - 1)))
+    pages = limits.pages_per_row + draw(st.sampled_from(spare_pages))
+    return replace(limits, num_pages=pages, num_checkpoints=checkpoints)
 
 
 TIGHT = small_limits(spare_pages=(0, 1, 2, 4, 9), num_slots=(6, 4, 3, 2, 1, 0))
 ROOMY = small_limits(spare_pages=(24, 48, 12), num_slots=(12, 24, 8, 6, 0))
 
 
-def lines(kind: str, page_size: int) -> Publish:
+KINDS = ("end_of_known", "next_boundary", "seldom_reached", "too_late", "nothing", "default")
+
+
+@dataclass(frozen=True)
+class Lines(Policy):
     """Which lines to publish, from the sensible to the useless."""
 
-    def next_boundary(request: Request) -> int | None:
-        return (request.planned // page_size + 1) * page_size
+    kind: str = "default"
 
-    def end_of_known(request: Request) -> int | None:
-        return max(1, (request.known - 1) // page_size) * page_size
+    def prompt_lines(self, *, start: int, kv_len: int, length: int, page_size: int) -> tuple[int, ...]:
+        if self.kind == "default":
+            return super().prompt_lines(start=start, kv_len=kv_len, length=length, page_size=page_size)
+        last = (length - 1) // page_size * page_size
+        every = range(page_size, length + 1, page_size)
+        return {"next_boundary": tuple(every), "end_of_known": (last,) if last else ()}.get(self.kind, ())
 
-    def too_late(request: Request) -> int | None:
-        return max(1, request.planned // page_size) * page_size
+    def answer_line(self, *, position: int, end: int, page_size: int) -> int | None:
+        if self.kind == "too_late":
+            return max(1, position // page_size) * page_size
+        if self.kind == "seldom_reached":
+            return (position // page_size + 3) * page_size if position % 3 else None
+        if self.kind == "nothing":
+            return None
+        return super().answer_line(position=position, end=end, page_size=page_size)
 
-    def seldom_reached(request: Request) -> int | None:
-        return (request.planned // page_size + 3) * page_size if request.planned % 3 else None
 
-    kinds = (next_boundary, end_of_known, too_late, seldom_reached, publish_nothing)
-    return next(policy for policy in kinds if policy.__name__ == kind)
+def policy(kind: str, page_size: int, per_path: int = 3) -> Policy:
+    return Lines(kind=kind, per_path=per_path, worth_waiting=page_size, sparse_every=2 * page_size)
 
 
 def lossy(grant: Grant) -> bool:
     return (grant.line + grant.slot) % 3 == 0
 
 
-POLICIES = st.sampled_from(["end_of_known", "next_boundary", "seldom_reached", "too_late", "publish_nothing"])
+POLICIES = st.sampled_from(KINDS)
 LOSSES: st.SearchStrategy[Loses] = st.sampled_from([never, lossy])
 
 
@@ -136,7 +149,7 @@ def serve(harness: Harness, arrivals: list[tuple[int, Ask]], cancels: list[tuple
     limits=TIGHT,
     depth=st.integers(0, 3),
     reuse=st.booleans(),
-    policy=POLICIES,
+    kind=POLICIES,
     loses=LOSSES,
     arrivals=ARRIVALS,
     cancels=CANCELS,
@@ -145,38 +158,36 @@ def test_under_pressure(
     limits: Limits,
     depth: int,
     reuse: bool,
-    policy: str,
+    kind: str,
     loses: Loses,
     arrivals: list[tuple[int, Ask]],
     cancels: list[tuple[int, int]],
 ) -> None:
-    harness = Harness(limits, depth, reuse, lines(policy, limits.page_size), loses)
+    harness = Harness(limits, depth, reuse, policy(kind, limits.page_size), loses)
     serve(harness, arrivals, cancels)
     target(harness.scheduler.counters.preempted, label="pre-emptions")
 
 
 @EXAMPLES
-@given(
-    limits=ROOMY, depth=st.integers(0, 3), policy=POLICIES, loses=LOSSES, arrivals=ARRIVALS, cancels=CANCELS
-)
+@given(limits=ROOMY, depth=st.integers(0, 3), kind=POLICIES, loses=LOSSES, arrivals=ARRIVALS, cancels=CANCELS)
 def test_with_shared_prefixes(
     limits: Limits,
     depth: int,
-    policy: str,
+    kind: str,
     loses: Loses,
     arrivals: list[tuple[int, Ask]],
     cancels: list[tuple[int, int]],
 ) -> None:
-    harness = Harness(limits, depth, True, lines(policy, limits.page_size), loses)
+    harness = Harness(limits, depth, True, policy(kind, limits.page_size), loses)
     serve(harness, arrivals, cancels)
 
 
 class Traffic(RuleBasedStateMachine):
     """The same, with submitting, launching, collecting and cancelling in any order at all."""
 
-    @initialize(limits=TIGHT | ROOMY, reuse=st.booleans(), policy=POLICIES, loses=LOSSES)
-    def begin(self, limits: Limits, reuse: bool, policy: str, loses: Loses) -> None:
-        self.harness = Harness(limits, 3, reuse, lines(policy, limits.page_size), loses)
+    @initialize(limits=TIGHT | ROOMY, reuse=st.booleans(), kind=POLICIES, loses=LOSSES)
+    def begin(self, limits: Limits, reuse: bool, kind: str, loses: Loses) -> None:
+        self.harness = Harness(limits, 3, reuse, policy(kind, limits.page_size), loses)
         self.submitted = 0
 
     @precondition(lambda self: self.submitted < 12)

@@ -12,9 +12,18 @@ def test_priority_then_arrival() -> None:
     queue = WaitingQueue()
     for arrival, priority in enumerate([1, 0, 1, -1, 0]):
         queue.push(request(arrival, priority))
-    assert queue.head is not None and queue.head.id == "-1.3"
+    assert [queue.peek(place).id for place in range(2)] == ["-1.3", "0.1"]  # type: ignore[union-attr]
     assert [queue.pop().id for _ in range(len(queue))] == ["-1.3", "0.1", "0.4", "1.0", "1.2"]
-    assert queue.head is None
+    assert queue.peek() is None
+
+
+def test_those_behind_may_be_taken_out_of_turn() -> None:
+    queue = WaitingQueue()
+    for arrival in range(3):
+        queue.push(request(arrival))
+    assert queue.pop(1).arrival == 1
+    assert queue.peek(2) is None
+    assert [queue.pop().arrival for _ in range(2)] == [0, 2]
 
 
 def test_a_preempted_request_returns_to_its_place() -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
+from holdfast.cache import Policy
+from holdfast.config import Limits
 from holdfast.ids import Row
 from holdfast.plan import RowResult, StepPlan, StepResult
-from holdfast.request import FinishReason, Rejected, Request, TokenLogprob
+from holdfast.request import FinishReason, Rejected, TokenLogprob
 
 from .fake import expected_output
 from .harness import Harness, make_limits, make_request
@@ -204,7 +208,7 @@ def turn_until_preempted(harness: Harness) -> None:
 def test_the_youngest_is_preempted_and_keeps_its_tokens(depth: int) -> None:
     harness = crowded(depth)
     turn_until_preempted(harness)
-    victim = harness.scheduler._waiting.head
+    victim = harness.scheduler._waiting.peek()
     assert victim is not None and victim.id == "b"
     kept = list(victim.tokens)
     assert len(kept) > 10 and victim.planned == victim.pending == 0
@@ -355,27 +359,60 @@ def test_an_id_is_used_once_at_a_time() -> None:
 # --- checkpoints ---
 
 
-def at_line(line: int) -> object:
-    return lambda request: line if request.planned < line else None
+@dataclass(frozen=True)
+class AtLines(Policy):
+    """Only these lines of a prompt, and of an answer those that are asked for."""
+
+    lines: tuple[int, ...] = ()
+    answers: bool = False
+
+    def prompt_lines(self, *, start: int, kv_len: int, length: int, page_size: int) -> tuple[int, ...]:
+        return tuple(line for line in self.lines if start < line <= length)
+
+    def answer_line(self, *, position: int, end: int, page_size: int) -> int | None:
+        line = super().answer_line(position=position, end=end, page_size=page_size)
+        return line if self.answers else None
 
 
-@pytest.mark.parametrize(("line", "exported"), [(4, True), (8, False), (12, False)])
-def test_a_run_exports_the_lines_it_passes(line: int, exported: bool) -> None:
-    """The run of nine tokens folds to 8; decoding reaches 12 later."""
-    harness = Harness(make_limits(), publish=at_line(line))  # type: ignore[arg-type]
-    harness.submit(make_request("a", prompt(9), max_tokens=8))
+def reusing(limits: Limits | None = None, depth: int = 0, *lines: int, answers: bool = False) -> Harness:
+    policy = AtLines(lines=lines, answers=answers, worth_waiting=4)
+    return Harness(limits or make_limits(), depth, prefix_reuse=True, policy=policy)
+
+
+def test_a_run_exports_the_lines_it_reaches_several_at_once() -> None:
+    harness = reusing(None, 0, 4, 8)
+    harness.submit(make_request("a", prompt(9), max_tokens=1))
     harness.drain()
     first = harness.plans[0]
-    assert ([g.line for g in first.exports], [g.line for g in first.grants]) == (
-        ([line], []) if exported else ([], [line])
+    assert ([g.line for g in first.exports], first.grants) == ([4, 8], ())
+    assert harness.cache.counters.published == 2
+    assert harness.cache.match(make_request("b", prompt(9))).resumable_len == 8
+    assert harness.cache.match(make_request("b", prompt(6))).resumable_len == 4
+
+
+def test_windows_are_granted_a_slot_when_they_reach_a_line() -> None:
+    harness = reusing(make_limits(max_num_batched_tokens=1), 1, 4)
+    harness.submit(make_request("a", prompt(9), max_tokens=1))
+    harness.drain()
+    assert [plan.work[0].position for plan in harness.plans if plan.grants] == [3]
+    assert harness.cache.counters.published == 2, "and its own slot, when it went"
+
+
+def test_a_run_is_cut_where_only_a_cut_leaves_a_state() -> None:
+    limits = make_limits(
+        page_size=16, fold_every=16, max_model_len=300, max_num_batched_tokens=256, num_pages=40
     )
-    assert harness.cache.counters.published == 1
-    assert harness.cache.match(prompt(9)).resumable_len == (0 if line == 12 else line)
+    harness = reusing(limits, 0, 80, 128)
+    harness.submit(make_request("a", tuple(i % 90 for i in range(200)), max_tokens=1))
+    harness.drain()
+    work = [(plan.work[0].position, plan.work[0].tokens) for plan in harness.plans]
+    assert work == [(0, 80), (80, 120)]
+    assert [grant.line for plan in harness.plans for grant in plan.exports] == [80, 128]
 
 
 @pytest.mark.parametrize("depth", range(4))
 def test_a_second_request_resumes_where_the_first_left_a_checkpoint(depth: int) -> None:
-    harness = Harness(make_limits(), depth, prefix_reuse=True, publish=at_line(8))  # type: ignore[arg-type]
+    harness = reusing(None, depth, 8)
     harness.submit(make_request("a", prompt(11), max_tokens=4))
     harness.drain()
     again = make_request("b", prompt(11), max_tokens=4)
@@ -385,18 +422,113 @@ def test_a_second_request_resumes_where_the_first_left_a_checkpoint(depth: int) 
     assert (start.base, start.read_slot != start.own_slot) == (8, True)
     assert shape(harness.plans[-4]) == [(1, 3, True)]
     assert again.metrics.cached_tokens == 8
+    assert again.metrics.cache_reason == "resumed at 8, as far as the prompt was computed before"
 
 
-def test_a_preempted_request_resumes_from_its_own_checkpoint() -> None:
-    def next_boundary(request: Request) -> int:
-        return (request.planned // 4 + 1) * 4
+@pytest.mark.parametrize("depth", range(3))
+@pytest.mark.parametrize("length", range(5, 13))
+def test_an_ended_request_leaves_its_whole_conversation_behind(length: int, depth: int) -> None:
+    """Whatever the residue: if it ends on a line, a step of no tokens folds it."""
+    harness = reusing(None, depth, answers=True)
+    request = make_request("a", prompt(3), max_tokens=length - 3)
+    harness.submit(request)
+    harness.drain()
+    absorbed = length - 1
+    follow_up = make_request("b", (*request.tokens, 50, 51))
+    assert harness.cache.match(follow_up).resumable_len == absorbed // 4 * 4
+    empty = [plan for plan in harness.plans if any(work.tokens == 0 for work in plan.work)]
+    assert len(empty) == (absorbed % 4 == 0)
 
-    harness = Harness(make_limits(num_pages=7), prefix_reuse=True, publish=next_boundary)
+
+def test_nobody_waits_for_a_row_that_only_folds() -> None:
+    harness = reusing(make_limits(max_num_seqs=1, num_slots=4), answers=True)
+    harness.submit(make_request("a", prompt(3), max_tokens=2), make_request("b", prompt(3, 50), max_tokens=1))
+    harness.drain()
+    assert [work.tokens for plan in harness.plans for work in plan.work] == [3, 1, 3]
+
+
+def test_a_preempted_request_hands_over_its_state_and_resumes_from_it() -> None:
+    harness = reusing(make_limits(num_pages=7), 0, 8, answers=True)
     harness.submit(
         make_request("a", prompt(10), max_tokens=9), make_request("b", prompt(11, 40), max_tokens=8)
     )
     harness.drain()
     restart = [start for plan in harness.plans for start in plan.starts][-1]
     assert harness.ended["b"].metrics.preemptions == 1
-    assert len(restart.tokens) > 10 and restart.base > 0
+    assert len(restart.tokens) > 10 and restart.base >= 8, "all but the page that the other took"
     assert harness.ended["b"].metrics.cached_tokens == 0
+    assert harness.cache.counters.resumed_after_preemption == restart.base
+
+
+# --- one prefix, computed once ---
+
+
+@pytest.mark.parametrize("depth", range(4))
+@pytest.mark.parametrize("slots", [6, 0])
+def test_those_who_arrive_together_compute_a_common_prefix_once(depth: int, slots: int) -> None:
+    limits = make_limits(max_num_seqs=3, max_num_batched_tokens=64, num_slots=slots)
+    harness = reusing(limits, depth)
+    stem = prompt(12)
+    requests = [make_request(id_, (*stem, *prompt(3, 50 + i)), max_tokens=2) for i, id_ in enumerate("abc")]
+    harness.submit(*requests)
+    harness.drain()
+    assert [r.metrics.cached_tokens for r in requests] == [0, 12, 12]
+    assert harness.cache.counters.waited == 2
+    assert sum(plan.num_tokens for plan in harness.plans) == 15 + 3 + 3 + 3
+
+
+def test_a_prefix_that_is_being_computed_is_asked_for_on_the_way() -> None:
+    harness = reusing(make_limits(max_num_seqs=2, max_num_batched_tokens=4), 1)
+    first = make_request("a", prompt(20), max_tokens=1)
+    harness.submit(first)
+    harness.turn()
+    second = make_request("b", (*prompt(16), 90, 91), max_tokens=1)
+    harness.submit(second)
+    harness.drain()
+    assert second.metrics.cached_tokens == 16
+
+
+def test_one_who_waits_for_a_prefix_is_overtaken_but_keeps_its_row() -> None:
+    harness = reusing(make_limits(max_num_seqs=3, max_num_batched_tokens=20), 0, 8)
+    harness.submit(
+        make_request("a", prompt(11), max_tokens=3),
+        make_request("b", prompt(11), max_tokens=3),
+        make_request("c", prompt(3, 50), max_tokens=9),
+        make_request("d", prompt(3, 60), max_tokens=9),
+    )
+    plan = planned(harness)
+    assert [start.tokens[0] for start in plan.starts] == [1, 50], "the third row is kept for b"
+    harness.collect()
+    assert planned(harness).starts[0].base == 8
+    harness.drain()
+
+
+@pytest.mark.parametrize("leave", ["cancel", "lose"])
+def test_one_who_waited_in_vain_sets_out_itself(leave: str) -> None:
+    harness = reusing(make_limits(max_num_seqs=2), 1, 8)
+    harness.loses = harness.device.loses = lambda grant: leave == "lose"
+    second = make_request("b", prompt(11), max_tokens=3)
+    harness.submit(make_request("a", prompt(11), max_tokens=9), second)
+    harness.turn()
+    assert harness.scheduler.num_waiting == 1
+    if leave == "cancel":
+        harness.cancel("a")
+    harness.drain()
+    assert harness.ended["b"].finish_reason is FinishReason.LENGTH
+
+
+def test_nobody_waits_where_no_checkpoint_can_be_had() -> None:
+    """A full checkpoint pool neither fails nor delays a request."""
+    limits = make_limits(max_num_seqs=3, num_slots=3, max_num_batched_tokens=64)
+    harness = reusing(limits, 0, 8)
+    requests = [make_request(id_, prompt(11), max_tokens=3) for id_ in "abc"]
+    harness.submit(*requests)
+    assert len(planned(harness).starts) == 3
+    harness.drain()
+    assert harness.cache.counters.waited == 0 and harness.cache.counters.skipped == 3
+
+
+def test_a_scored_prompt_waits_for_nobody() -> None:
+    harness = reusing(make_limits(max_num_batched_tokens=64), 0, 8)
+    harness.submit(make_request("a", prompt(11)), make_request("b", prompt(11), prompt_logprobs=0))
+    assert len(planned(harness).starts) == 2

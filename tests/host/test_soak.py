@@ -10,10 +10,9 @@ from holdfast.request import Request, SamplingParams
 
 from .fake import never
 from .harness import Harness, make_limits
-from .test_properties import lines, lossy, most_turns
+from .test_properties import KINDS, lossy, most_turns, policy
 
 RUNS = 120
-POLICIES = ("next_boundary", "end_of_known", "seldom_reached", "too_late", "publish_nothing")
 
 
 def random_limits(random: Random) -> Limits:
@@ -25,10 +24,11 @@ def random_limits(random: Random) -> Limits:
         "max_model_len": random.randint(8, 40),
         "vocab_size": 37,
         "page_size": page_size,
-        "num_slots": random.choice([0, 0, 1, 2, 4, 6, 9]),
+        "num_slots": random.choice([0, 0, 2, 4, 6, 9, 12]),
         "fold_every": fold_every,
         "max_window": random.randint(1, min(3, fold_every)),
     }
+    sizes["num_checkpoints"] = random.randint(0, max(0, sizes["num_slots"] - 1))
     longest = make_limits(**sizes).pages_per_row
     return make_limits(**sizes, num_pages=longest + random.choice([0, 1, 3, 8, 30]))
 
@@ -55,7 +55,7 @@ def run(random: Random) -> Counter[str]:
         limits,
         depth=random.randint(0, 3),
         prefix_reuse=random.random() < 0.7,
-        publish=lines(random.choice(POLICIES), limits.page_size),
+        policy=policy(random.choice(KINDS), limits.page_size),
         loses=random.choice([never, lossy]),
     )
     requests = [random_request(random, f"r{n}", limits) for n in range(random.randint(2, 14))]

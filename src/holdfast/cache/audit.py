@@ -33,6 +33,8 @@ class Audit:
     rows: Census
     slots: Census
     pages: Census
+    tree: tuple[str, ...] = ()
+    """What is wrong with the prefix tree."""
 
     @property
     def leaked(self) -> int:
@@ -48,7 +50,7 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        return not (self.leaked or self.double_owned or self.unaccounted)
+        return not (self.leaked or self.double_owned or self.unaccounted or self.tree)
 
 
 def take_census(

@@ -19,33 +19,45 @@ class FreeList(Generic[Id]):
     def __init__(self, kind: type[Id], count: int) -> None:
         self._kind = kind
         self._count = count
-        self._heap = [kind(number) for number in range(1, count + 1)]
-        self._free = set(self._heap)
+        self._taken_ever = 0  # those above were never handed out, and need not be listed
+        self._heap: list[Id] = []
+        self._returned: set[Id] = set()
+        self._freed: list[Id] = []
 
     @property
     def total(self) -> int:
         return self._count
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._count - self._taken_ever + len(self._heap)
 
     def __contains__(self, id_: object) -> bool:
-        return id_ in self._free
+        return id_ in self._returned or (isinstance(id_, int) and self._taken_ever < id_ <= self._count)
 
     def __iter__(self) -> Iterator[Id]:
-        return iter(sorted(self._heap))
+        yield from sorted(self._heap)
+        yield from (self._kind(number) for number in range(self._taken_ever + 1, self._count + 1))
 
     def take(self) -> Id:
-        if not self._heap:
+        if self._heap:
+            id_ = heapq.heappop(self._heap)
+            self._returned.remove(id_)
+            return id_
+        if self._taken_ever == self._count:
             raise OwnershipError(f"all {self._count} ids of {self._kind.__name__} are taken")
-        id_ = heapq.heappop(self._heap)
-        self._free.remove(id_)
-        return id_
+        self._taken_ever += 1
+        return self._kind(self._taken_ever)
 
     def release(self, id_: Id) -> None:
         if not 1 <= id_ <= self._count:
             raise OwnershipError(f"{self._kind.__name__} {id_} is not one of 1 to {self._count}")
-        if id_ in self._free:
+        if id_ in self:
             raise OwnershipError(f"{self._kind.__name__} {id_} is given back twice")
         heapq.heappush(self._heap, id_)
-        self._free.add(id_)
+        self._returned.add(id_)
+        self._freed.append(id_)
+
+    def take_freed(self) -> tuple[Id, ...]:
+        """Those given back since this was last asked, though some may be taken again."""
+        freed, self._freed = tuple(self._freed), []
+        return freed

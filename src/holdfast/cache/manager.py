@@ -6,19 +6,26 @@ is launched and when it is collected, and what a row gives up in between comes b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from ..config import Limits, pages_for
 from ..ids import PAD_SLOT, Page, Row, Slot
 from ..plan import Grant, PageMap, RowResult, StepResult
 from ..request import Request
 from .audit import Audit, take_census
-from .free_list import FreeList, OwnershipError
+from .chain import Label, chain_of, common_pages
+from .checkpoints import Checkpoints
+from .free_list import FreeList
 from .holding import Holding
 from .pages import Pages
-from .prefix import COLD, Chain, Match, PrefixIndex
+from .policy import Policy
+from .radix import Match, RadixTree
 from .slots import Slots
+from .stats import CacheCounters, CacheStats
+from .tree_check import tree_faults
+
+OFF = Match(refused="prefix caching is off")
 
 
 @dataclass(frozen=True)
@@ -32,28 +39,21 @@ class Admission:
     pages: tuple[PageMap, ...]
 
 
-@dataclass
-class CacheCounters:
-    granted: int = 0
-    skipped: int = 0
-    """Checkpoints that were wanted, but no slot was free."""
-    missed: int = 0
-    published: int = 0
-    evicted_pages: int = 0
-    evicted_checkpoints: int = 0
-
-
 class CacheManager:
-    def __init__(self, limits: Limits, *, prefix_reuse: bool = False) -> None:
+    def __init__(self, limits: Limits, *, prefix_reuse: bool = False, policy: Policy | None = None) -> None:
         self.counters = CacheCounters()
+        self.policy = policy or Policy()
+        self.prefix_reuse = prefix_reuse
+        self.recurrent = limits.num_slots > 0
         self._limits = limits
-        self._recurrent = limits.num_slots > 0
-        self._prefix_reuse = prefix_reuse
         self._rows = FreeList(Row, limits.max_num_seqs)
         self._generations = [0] * (limits.max_num_seqs + 1)
         self._slots = Slots(limits.num_slots)
         self._pages = Pages(limits.num_pages)
-        self._index = PrefixIndex(limits.page_size, recurrent=self._recurrent)
+        self._tree = RadixTree(self._pages, recurrent=self.recurrent, policy=self.policy)
+        self._checkpoints = Checkpoints(
+            limits, self._tree, self._slots, self.counters, kept=prefix_reuse and self.recurrent
+        )
         self._holdings: dict[Row, Holding] = {}
         self._waiting: dict[int, list[Holding]] = {}  # by the step that they wait for
         self._launched = 0
@@ -61,50 +61,69 @@ class CacheManager:
 
     # --- requests come, grow and go ---
 
-    def match(self, tokens: Sequence[int]) -> Match:
-        """Where a request with these tokens could resume. The last one is always computed, for its logits."""
-        return self._index.match(tokens, limit=len(tokens) - 1)
+    def match(self, request: Request) -> Match:
+        """Where the request could resume. Its last token is always computed, for its logits."""
+        if not self.prefix_reuse:
+            return OFF
+        chain, pages = chain_of(request, self._limits.page_size), self._whole_pages(len(request.tokens) - 1)
+        found = self._tree.match(chain, pages)
+        if request.owes_prompt_logprobs:
+            return Match(kv_len=found.kv_len, refused="every token of the prompt has to be scored")
+        if (
+            self.recurrent
+            and found.nodes
+            and not found.nodes[-1].readers
+            and not self._checkpoints.may_promise
+        ):
+            return Match(kv_len=found.kv_len, refused="all checkpoint slots are in use")
+        return found
 
-    def admit(self, request: Request, *, headroom: int = 0) -> Admission | None:
+    def admit(self, request: Request, *, headroom: int = 0, match: Match | None = None) -> Admission | None:
         """A row with room for every token the request has; None, and nothing changed, if it does not fit.
 
-        `headroom` more pages must be available. They are not taken.
+        headroom  so many more pages must be available; they are not taken
+        match     what `match` said of it, if nothing happened since
         """
-        if not self._rows:
-            return None
+        match = self.match(request) if match is None else match
         wanted = pages_for(len(request.tokens), self._limits.page_size)
-        resume = self._prefix_reuse and not request.owes_prompt_logprobs
-        found = self.match(request.tokens) if resume else COLD
-        # A checkpoint to resume from must not be the reason that there is no slot to run in.
-        for match in (found, COLD):
-            if self._fits(match, wanted + headroom):
-                return self._take(request, match, wanted)
-        return None
+        idle = sum(not node.pins for node in match.nodes)
+        enough_pages = wanted + headroom - len(match.nodes) <= self._available_pages - idle
+        if not self.spare_rows or not enough_pages:
+            return None
+        return self._take(request, match, wanted)
+
+    @property
+    def spare_rows(self) -> int:
+        """Rows that could be given out, with the slot that goes with them."""
+        spare = self._limits.running_slots - self._slots.num_running
+        return min(len(self._rows), spare) if self.recurrent else len(self._rows)
 
     def extend(self, row: Row, length: int) -> tuple[PageMap, ...] | None:
         """The pages still missing for `length` tokens; None, and nothing changed, if there are not enough."""
         holding = self._holdings[row]
         missing = pages_for(length, self._limits.page_size) - len(holding.pages)
-        if missing > self._pages.available:
+        if missing <= 0:
+            return ()
+        if missing > self._available_pages:
             return None
         first = len(holding.pages)
-        holding.pages += [self._take_page() for _ in range(missing)]
+        holding.pages += [self._take_page(row) for _ in range(missing)]
         return _page_maps(holding, first)
 
     def grant(self, row: Row, line: int) -> Grant | None:
-        """A slot for the row's fold at `line`; None if there is none, or an earlier grant is outstanding."""
-        if line < 1 or line % self._limits.page_size:
-            raise ValueError(f"line {line} is not a page boundary, so no KV could go with its checkpoint")
+        """A slot for the fold of a window at `line`; None if there is none, or the last grant is still out."""
         holding = self._holdings[row]
-        if not self._recurrent or holding.grant is not None:
-            return None
-        if not self._slots.available:
-            self.counters.skipped += 1
-            return None
-        self._make_slot_free()
-        holding.grant = Grant(row, holding.generation, self._slots.take_grant(row), line)
-        self.counters.granted += 1
-        return holding.grant
+        if holding.grant is None:
+            holding.grant = self._checkpoints.promise(holding, line)
+            return holding.grant
+        return None
+
+    def export(self, row: Row, line: int) -> Grant | None:
+        """A slot for the state at `line`, which the next run of the row passes; None if there is none."""
+        holding = self._holdings[row]
+        if grant := self._checkpoints.promise(holding, line):
+            holding.exports.append(grant)
+        return grant
 
     def release(self, row: Row) -> None:
         """Take back all that the row holds, once no step in flight has it."""
@@ -113,6 +132,36 @@ class CacheManager:
             self._waiting.setdefault(holding.last_step, []).append(holding)
         else:
             self._give_back(holding)
+
+    # --- one request beside another ---
+
+    def common_len(self, row: Row, request: Request) -> int:
+        """Tokens that a running request and another begin with, in whole pages, as far as it could resume."""
+        page_size = self._limits.page_size
+        running, other = (chain_of(r, page_size) for r in (self._holdings[row].request, request))
+        if running[:1] != other[:1]:  # as most do
+            return 0
+        return min(common_pages(running, other), self._whole_pages(len(request.tokens) - 1)) * page_size
+
+    def promised_lines(self, row: Row) -> list[int]:
+        """Lines whose checkpoint the row will leave behind, unless it goes before."""
+        holding = self._holdings[row]
+        return [grant.line for grant in holding.grants()]
+
+    def published_len(self, row: Row) -> int:
+        return len(self._holdings[row].path) * self._limits.page_size
+
+    @property
+    def may_promise(self) -> bool:
+        return self._checkpoints.may_promise
+
+    def has_grant(self, row: Row) -> bool:
+        return self._holdings[row].grant is not None
+
+    def awaits_fold(self, row: Row) -> bool:
+        """The row stands on the line it was granted a slot for. A step of no tokens would fold it."""
+        holding = self._holdings[row]
+        return holding.grant is not None and holding.grant.line == holding.position
 
     # --- steps are launched and collected ---
 
@@ -124,14 +173,14 @@ class CacheManager:
     def commit(self, result: StepResult) -> None:
         """Label what the step published, and let go of what it was the last to read."""
         for grant in result.used:
-            if holding := self._running(grant.row, grant.generation):
-                self._publish(holding, self._settle(holding, grant))
+            if holding := self._tenant(grant.row, grant.generation):
+                self._publish_pages(holding, grant.line)
+                self._checkpoints.publish(holding, grant)
         for grant in result.missed:
-            if holding := self._running(grant.row, grant.generation):
-                self._slots.release_grant(self._settle(holding, grant).slot, holding.row)
-                self.counters.missed += 1
+            if holding := self._tenant(grant.row, grant.generation):
+                self._checkpoints.take_back(holding, grant)
         for row_result in result.rows:
-            if holding := self._running(row_result.row, row_result.generation):
+            if holding := self._tenant(row_result.row, row_result.generation):
                 self._advance(holding, row_result)
 
     def collected(self, step: int) -> None:
@@ -139,6 +188,10 @@ class CacheManager:
         self._collected = step
         for holding in self._waiting.pop(step, ()):
             self._give_back(holding)
+
+    def take_freed(self) -> tuple[tuple[Slot, ...], tuple[Page, ...]]:
+        """What nobody holds any more, since this was last asked: for the plan, so that the device knows."""
+        return self._slots.free.take_freed(), self._pages.free.take_freed()
 
     def in_flight(self, row: Row) -> bool:
         return self._holdings[row].last_step > self._collected
@@ -152,130 +205,140 @@ class CacheManager:
         """Something released will come back when a step in flight is collected."""
         return bool(self._waiting)
 
+    # --- what prefix reuse did, and a fresh start for it ---
+
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            counters=replace(self.counters),
+            pages=self._tree.num_pages,
+            idle_pages=self._tree.num_idle,
+            checkpoints=self._tree.num_checkpoints,
+            num_pages=self._limits.num_pages,
+            num_slots=self._limits.num_slots,
+            num_checkpoints=self._limits.num_checkpoints,
+        )
+
+    def reset(self) -> None:
+        """No later request will find what was computed so far. Running ones keep what they read."""
+        for node in self._tree.reset():
+            self._checkpoints.drop(node)
+        for holding in (*self._holdings.values(), *self._all_waiting()):
+            holding.publishes = False
+
     # --- is every id where it should be? ---
 
     def check(self) -> Audit:
         running, waiting = list(self._holdings.values()), list(self._all_waiting())
         taken = {Row(n): 1 for n in range(1, self._rows.total + 1) if n not in self._rows}
+        nodes = dict.fromkeys([*self._tree.nodes(), *(node for h in running + waiting for node in h.path)])
+        readers = {slot: node.readers for slot, node in self._tree.checkpoints() if node.readers}
+        labelled = {slot: node.label for slot, node in self._tree.checkpoints()}
+        faults = tree_faults(self._tree, self._limits.page_size, [h.path for h in running + waiting])
+        if labelled != dict(self._slots.labels):
+            faults.append("slots are labelled otherwise than the tree has them")
         return Audit(
             rows=take_census(self._rows, taken, (h.row for h in running), (h.row for h in waiting)),
             slots=take_census(
                 self._slots.free,
-                self._slots.counts(),
+                dict.fromkeys(self._slots.owners, 1) | readers,
                 (slot for h in running for slot in h.slots()),
                 (slot for h in waiting for slot in h.slots()),
-                self._slots.idle_ids(),
+                (slot for slot in labelled if slot not in readers),
             ),
             pages=take_census(
                 self._pages.free,
-                self._pages.counts,
-                (page for h in running for page in h.pages),
-                (page for h in waiting for page in h.pages),
-                self._pages.idle_ids(),
+                dict.fromkeys(self._pages.writers, 1) | {node.page: node.pins for node in nodes if node.pins},
+                (page for h in running for page in h.all_pages()),
+                (page for h in waiting for page in h.all_pages()),
+                (node.page for node in nodes if not node.pins),
             ),
+            tree=tuple(faults),
         )
 
     # --- taking ---
 
-    def _fits(self, match: Match, wanted: int) -> bool:
-        pages = self._pages.available - sum(map(self._pages.is_idle, match.pages))
-        slots = self._slots.available - self._slots.is_idle(match.slot)
-        return wanted - len(match.pages) <= pages and (slots > 0 or not self._recurrent)
+    @property
+    def _available_pages(self) -> int:
+        """Pages that can be had now, if need be by evicting."""
+        return len(self._pages.free) + self._tree.num_idle
+
+    def _whole_pages(self, length: int) -> int:
+        return length // self._limits.page_size
 
     def _take(self, request: Request, match: Match, wanted: int) -> Admission:
-        for page in match.pages:  # before anything is evicted to make room
-            self._pages.share(page)
-        if match.slot != PAD_SLOT:
-            self._slots.share(match.slot, match.label)
+        self._count(request, match)
+        self._tree.tick()
+        self._tree.pin(match.nodes)  # before anything is evicted to make room
+        reading = self._checkpoints.consume(match)
         row = self._rows.take()
         self._generations[row] += 1
         holding = Holding(
             row=row,
             generation=self._generations[row],
-            chain=Chain(request.tokens, self._limits.page_size),
-            own_slot=self._take_slot(row),
+            request=request,
+            own_slot=self._checkpoints.take_own(row),
             position=match.resumable_len,
-            pages=[*match.pages, *(self._take_page() for _ in range(wanted - len(match.pages)))],
-            published=len(match.pages),
-            checkpoint=match.slot,
-            checkpoint_at=match.resumable_len,
+            base=match.resumable_len,
+            pages=[*match.pages, *(self._take_page(row) for _ in range(wanted - len(match.nodes)))],
+            path=list(match.nodes),
+            reading=reading,
         )
         self._holdings[row] = holding
         return Admission(row, holding.generation, holding.own_slot, match, _page_maps(holding, 0))
 
-    def _take_page(self) -> Page:
+    def _count(self, request: Request, match: Match) -> None:
+        if request.metrics.preemptions:
+            self.counters.resumed_after_preemption += match.resumable_len
+            return
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(request.prompt)
+        self.counters.matched_tokens += match.kv_len
+        self.counters.resumed_tokens += match.resumable_len
+        self.counters.lost_tokens += match.kv_len - match.resumable_len
+
+    def _take_page(self, row: Row) -> Page:
         if not self._pages.free:
-            self._index.pages.forget(self._pages.evict())
+            node = self._tree.evict_page()
             self.counters.evicted_pages += 1
-        return self._pages.take()
-
-    def _take_slot(self, row: Row) -> Slot:
-        if not self._recurrent:
-            return PAD_SLOT
-        self._make_slot_free()
-        return self._slots.take(row)
-
-    def _make_slot_free(self) -> None:
-        if not self._slots.free:
-            self._index.checkpoints.forget(self._slots.evict())
-            self.counters.evicted_checkpoints += 1
+            self.counters.lost_checkpoints += node.slot != PAD_SLOT
+            self._checkpoints.drop(node)
+        return self._pages.take(row)
 
     # --- committing ---
 
-    def _running(self, row: Row, generation: int) -> Holding | None:
-        """None for a row that was released while this result was in flight."""
+    def _tenant(self, row: Row, generation: int) -> Holding | None:
+        """None for a tenant that gave everything back. One that left keeps what its last steps publish."""
         holding = self._holdings.get(row)
-        return holding if holding and holding.generation == generation else None
-
-    @staticmethod
-    def _settle(holding: Holding, grant: Grant) -> Grant:
-        if holding.grant != grant:
-            raise OwnershipError(f"the device reports {grant}; outstanding is {holding.grant}")
-        holding.grant = None
-        return grant
-
-    def _publish(self, holding: Holding, grant: Grant) -> None:
-        """The row reads on from the slot it filled or from a later one, never again from an earlier one."""
-        label = holding.chain.label(grant.line // self._limits.page_size)
-        self._slots.label(grant.slot, holding.row, label)
-        self._drop_checkpoint(holding)
-        holding.checkpoint, holding.checkpoint_at = grant.slot, grant.line
-        if self._index.checkpoints.add(label, grant.slot):
-            self._slots.keep(grant.slot)
-            self.counters.published += 1
-        self._publish_pages(holding, grant.line)
+        if holding and holding.generation == generation:
+            return holding
+        return next((h for h in self._all_waiting() if (h.row, h.generation) == (row, generation)), None)
 
     def _publish_pages(self, holding: Holding, length: int) -> None:
-        for ordinal in range(holding.published, length // self._limits.page_size):
-            page = holding.pages[ordinal]
-            if self._index.pages.add(holding.chain.label(ordinal + 1), page):
-                self._pages.keep(page)
-            holding.published = ordinal + 1
+        """Pages that are full, and whose every token is known here: what was sampled since is not."""
+        page_size, path = self._limits.page_size, holding.path
+        full = self._whole_pages(min(length, len(holding.request.tokens)))
+        if not holding.publishes or full <= len(path):
+            return
+        chain = chain_of(holding.request, page_size)
+        for ordinal in range(len(path), full):
+            label, page = Label((ordinal + 1) * page_size, chain[ordinal]), holding.pages[ordinal]
+            path.append(self._tree.publish(path[-1] if path else None, label, page, holding.row))
 
     def _advance(self, holding: Holding, result: RowResult) -> None:
-        # Every step first folds up to the last line before it, so this is the least its checkpoint can be.
-        base = holding.position // self._limits.fold_every * self._limits.fold_every
-        if base > holding.checkpoint_at:
-            self._drop_checkpoint(holding)
-        holding.position = result.position
-        if self._prefix_reuse and not self._recurrent:
+        holding.position, holding.base = result.position, result.base
+        if holding.reading and holding.base > holding.reading.position:
+            self._checkpoints.stop_reading(holding)
+        if self.prefix_reuse:
             self._publish_pages(holding, holding.position)
 
     # --- giving back ---
 
-    def _drop_checkpoint(self, holding: Holding) -> None:
-        if holding.checkpoint != PAD_SLOT:
-            self._slots.drop(holding.checkpoint)
-            holding.checkpoint = PAD_SLOT
-
     def _give_back(self, holding: Holding) -> None:
-        self._drop_checkpoint(holding)
-        if holding.grant:
-            self._slots.release_grant(holding.grant.slot, holding.row)
-        if holding.own_slot != PAD_SLOT:
-            self._slots.release(holding.own_slot, holding.row)
-        for page in reversed(holding.pages):  # of an idle prefix, the end is evicted first
-            self._pages.drop(page)
+        self._checkpoints.give_back(holding)
+        for page in holding.writable_pages():
+            self._pages.release(page, holding.row)
+        for node in self._tree.unpin(holding.path, holding.row):
+            self._checkpoints.drop(node)
         self._rows.release(holding.row)
 
     def _all_waiting(self) -> Iterator[Holding]:

@@ -1,23 +1,39 @@
-"""Pages of KV. A page has one writer; once published, any number of requests read it."""
+"""Pages of KV. A page is free, one row's to write, or a node's of the prefix tree, where nobody writes it again."""
 
 from __future__ import annotations
 
-from ..ids import Page
-from .free_list import FreeList
-from .shared import Shared
+from collections.abc import Mapping
+
+from ..ids import Page, Row
+from .free_list import FreeList, OwnershipError
 
 
-class Pages(Shared[Page]):
+class Pages:
     def __init__(self, count: int) -> None:
         self.free = FreeList(Page, count)
-        super().__init__(self.free)
+        self._writers: dict[Page, Row] = {}
 
     @property
-    def available(self) -> int:
-        """Pages that can be had now, if need be by evicting."""
-        return len(self.free) + self.idle
+    def writers(self) -> Mapping[Page, Row]:
+        return self._writers
 
-    def take(self) -> Page:
+    def take(self, row: Row) -> Page:
         page = self.free.take()
-        self.adopt(page)
+        self._writers[page] = row
         return page
+
+    def publish(self, page: Page, row: Row) -> None:
+        """The tree has it from now on."""
+        if self._writers.get(page) != row:
+            raise OwnershipError(f"page {page} belongs to row {self._writers.get(page)}, not to row {row}")
+        del self._writers[page]
+
+    def release(self, page: Page, row: Row) -> None:
+        self.publish(page, row)
+        self.free.release(page)
+
+    def forget(self, page: Page) -> None:
+        """The tree gives it up."""
+        if page in self._writers:
+            raise OwnershipError(f"page {page} is not the tree's to give up")
+        self.free.release(page)

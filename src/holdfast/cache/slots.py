@@ -2,17 +2,16 @@
 
 running     the `own_slot` of one row, which folds into it again and again
 granted     promised to one row's future fold; what it holds is not known yet
-checkpoint  immutable, labelled, reference-counted
+checkpoint  immutable, labelled, at a node of the prefix tree
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from ..ids import Row, Slot
+from .chain import Label
 from .free_list import FreeList, OwnershipError
-from .prefix import Label
-from .shared import Shared
 
 
 class Slots:
@@ -20,13 +19,24 @@ class Slots:
         self.free = FreeList(Slot, count)
         self._running: dict[Slot, Row] = {}
         self._granted: dict[Slot, Row] = {}
-        self._checkpoints = Shared(self.free)
         self._labels: dict[Slot, Label] = {}
 
     @property
-    def available(self) -> int:
-        """Slots that can be had now, if need be by evicting a checkpoint."""
-        return len(self.free) + self._checkpoints.idle
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_granted(self) -> int:
+        return len(self._granted)
+
+    @property
+    def owners(self) -> Mapping[Slot, Row]:
+        """Of slots that a row may write."""
+        return {**self._running, **self._granted}
+
+    @property
+    def labels(self) -> Mapping[Slot, Label]:
+        return self._labels
 
     def take(self, row: Row) -> Slot:
         slot = self.free.take()
@@ -37,7 +47,7 @@ class Slots:
         self._disown(self._running, slot, row)
         self.free.release(slot)
 
-    def take_grant(self, row: Row) -> Slot:
+    def grant(self, row: Row) -> Slot:
         slot = self.free.take()
         self._granted[slot] = row
         return slot
@@ -46,39 +56,25 @@ class Slots:
         self._disown(self._granted, slot, row)
         self.free.release(slot)
 
-    def label(self, slot: Slot, row: Row, label: Label) -> None:
-        """The row's fold has filled the slot it was granted; the row holds the first reference."""
+    def label_granted(self, slot: Slot, row: Row, label: Label) -> None:
+        """The row's fold has filled the slot it was granted."""
         self._disown(self._granted, slot, row)
-        self._checkpoints.adopt(slot)
         self._labels[slot] = label
 
-    def share(self, slot: Slot, label: Label) -> None:
+    def label_running(self, slot: Slot, row: Row, label: Label) -> None:
+        """The row leaves, and leaves its state behind."""
+        self._disown(self._running, slot, row)
+        self._labels[slot] = label
+
+    def verify(self, slot: Slot, label: Label) -> None:
         if self._labels.get(slot) != label:
             raise OwnershipError(f"slot {slot} holds {self._labels.get(slot)}, not {label}")
-        self._checkpoints.share(slot)
 
-    def drop(self, slot: Slot) -> None:
-        self._checkpoints.drop(slot)
-        if slot in self.free:
-            del self._labels[slot]
-
-    def keep(self, slot: Slot) -> None:
-        self._checkpoints.keep(slot)
-
-    def is_idle(self, slot: Slot) -> bool:
-        return self._checkpoints.is_idle(slot)
-
-    def evict(self) -> Slot:
-        slot = self._checkpoints.evict()
-        del self._labels[slot]
-        return slot
-
-    def idle_ids(self) -> Iterator[Slot]:
-        return self._checkpoints.idle_ids()
-
-    def counts(self) -> dict[Slot, int]:
-        """References to each slot that is neither free nor idle."""
-        return dict.fromkeys((*self._running, *self._granted), 1) | dict(self._checkpoints.counts)
+    def forget(self, slot: Slot) -> None:
+        """A checkpoint is given up."""
+        if self._labels.pop(slot, None) is None:
+            raise OwnershipError(f"slot {slot} holds no checkpoint")
+        self.free.release(slot)
 
     @staticmethod
     def _disown(owners: dict[Slot, Row], slot: Slot, row: Row) -> None:

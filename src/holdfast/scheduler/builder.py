@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ids import Row
+from ..ids import Page, Row, Slot
 from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
 
 
@@ -23,7 +23,7 @@ class PlanBuilder:
         self.work[work.row] = work
         self.budget -= work.tokens
 
-    def build(self) -> StepPlan:
+    def build(self, freed_slots: tuple[Slot, ...], freed_pages: tuple[Page, ...]) -> StepPlan:
         return StepPlan(
             step=self.step,
             starts=tuple(self.starts),
@@ -31,4 +31,6 @@ class PlanBuilder:
             grants=tuple(self.grants),
             exports=tuple(self.exports),
             work=tuple(self.work.values()),
+            freed_slots=freed_slots,
+            freed_pages=freed_pages,
         )

@@ -21,15 +21,15 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def head(self) -> Request | None:
-        return self._requests[-1] if self._requests else None
+    def peek(self, place: int = 0) -> Request | None:
+        """The one with so many before it."""
+        return self._requests[-1 - place] if place < len(self._requests) else None
 
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_last_first)
 
-    def pop(self) -> Request:
-        return self._requests.pop()
+    def pop(self, place: int = 0) -> Request:
+        return self._requests.pop(-1 - place)
 
     def discard(self, request_id: str) -> bool:
         """False if no such request waits."""

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..cache import Admission, CacheManager
-from ..config import Limits
+from ..cache import Admission, CacheManager, CacheStats
+from ..config import Limits, run_reaches
+from ..corruption import Finding, StateCorruption
 from ..ids import Row
 from ..plan import RowResult, RowStart, RowWork, StepPlan, StepResult
 from ..request import FinishReason, Rejected, Request
@@ -20,24 +21,8 @@ from .builder import PlanBuilder
 from .chunking import chunk_len, cut_align
 from .finish import finish_reason, most_tokens
 from .queue import WaitingQueue
-
-Publish = Callable[[Request], int | None]
-"""The line at which a request, about to run on from `planned`, should leave a checkpoint behind."""
-
-
-def publish_nothing(request: Request) -> None:
-    return None
-
-
-@dataclass
-class Seat:
-    """A request and the row it has."""
-
-    request: Request
-    row: Row
-    generation: int
-    leaving: bool = False
-    """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""
+from .seat import Seat
+from .sharing import Sharing
 
 
 @dataclass
@@ -57,16 +42,16 @@ class Scheduler:
         limits: Limits,
         cache: CacheManager,
         clock: Callable[[], float] = time.monotonic,
-        publish: Publish = publish_nothing,
     ) -> None:
         self.counters = Counters()
         self._limits = limits
         self._cache = cache
         self._clock = clock
-        self._publish = publish
         self._requests: dict[str, Request] = {}  # all that have not ended
         self._waiting = WaitingQueue()
+        self._sharing = Sharing(limits, cache)
         self._running: dict[Row, Seat] = {}
+        self._ended: list[Seat] = []  # whose last line is still to be folded
         self._cancelled: list[Request] = []
 
     # --- requests come and go ---
@@ -84,6 +69,8 @@ class Scheduler:
         self.counters.submitted += 1
         self._requests[request.id] = request
         self._waiting.push(request)
+        for seat in self._running.values():
+            self._sharing.plan_branch(seat, request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request with the tokens it has; `take_cancelled` reports it. False if it has ended."""
@@ -100,7 +87,7 @@ class Scheduler:
         if request is None:
             return False
         if not self._waiting.discard(request_id):
-            self._leave_row(next(s for s in self._running.values() if s.request is request))
+            self._finish_row(next(s for s in self._running.values() if s.request is request))
         self._end(request, reason)
         return True
 
@@ -109,10 +96,17 @@ class Scheduler:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
+    def cache_stats(self) -> CacheStats:
+        return self._cache.stats()
+
+    def reset_cache(self) -> None:
+        """No later request resumes from what was computed so far."""
+        self._cache.reset()
+
     @property
     def has_work(self) -> bool:
         """False once every request has been reported and every step collected."""
-        return bool(self._requests or self._cancelled) or self._cache.any_in_flight
+        return bool(self._requests or self._cancelled or self._ended) or self._cache.any_in_flight
 
     @property
     def num_waiting(self) -> int:
@@ -127,14 +121,17 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, which the caller must launch; None if nothing can run until a step is collected."""
         plan = PlanBuilder(self.counters.steps + 1, self._limits.max_num_batched_tokens)
+        folding = self._fold_ended(plan)
         self._continue_running(plan)
         self._admit_waiting(plan)
         if not plan.work:
             return None
         self._cache.launched(plan.step, plan.work)
+        for seat in folding:
+            self._cache.release(seat.row)
         self.counters.steps += 1
         self.counters.planned_tokens += self._limits.max_num_batched_tokens - plan.budget
-        return plan.build()
+        return plan.build(*self._cache.take_freed())
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
@@ -146,7 +143,7 @@ class Scheduler:
                 continue  # pre-empted a moment ago, for one that came before it
             # The first may be a long run, with every window still to come: it leaves them their tokens.
             ahead = windows if seat is seats[0] and not self._is_window(seat.request) else 0
-            count = self._chunk(seat.request, max(1, plan.budget - ahead))
+            count = self._chunk(seat, max(1, plan.budget - ahead))
             if self._make_room(seat, seat.request.planned + count, plan):
                 self._add_work(seat, count, plan)
 
@@ -162,15 +159,21 @@ class Scheduler:
         return sorted(seats, key=turn)
 
     def _admit_waiting(self, plan: PlanBuilder) -> None:
-        """Strictly in order: a large request at the head is not overtaken for ever by small ones."""
-        while plan.budget and (request := self._waiting.head):
+        """In order: a large request is not overtaken for ever by small ones. One that lets another compute their
+        common prefix first may be overtaken, but nobody takes the row that it will need."""
+        passed = 0
+        while plan.budget and self._cache.spare_rows > passed and (request := self._waiting.peek(passed)):
+            match = self._cache.match(request)
+            if self._sharing.awaits(request, match, self._running, plan):
+                passed += 1
+                continue
             # A page to spare, so that the first page a running request needs does not pre-empt the newcomer.
-            admission = self._cache.admit(request, headroom=1 if self._running else 0)
+            admission = self._cache.admit(request, headroom=1 if self._running else 0, match=match)
             if admission is None:
                 return
-            self._waiting.pop()
+            self._waiting.pop(passed)
             seat = self._start(request, admission, plan)
-            self._add_work(seat, self._chunk(request, plan.budget), plan)
+            self._add_work(seat, self._chunk(seat, plan.budget), plan)
 
     def _start(self, request: Request, admission: Admission, plan: PlanBuilder) -> Seat:
         match = admission.match
@@ -194,31 +197,57 @@ class Scheduler:
         if request.metrics.first_scheduled is None:
             request.metrics.first_scheduled = self._clock()
             request.metrics.cached_tokens = match.resumable_len
-        seat = Seat(request, admission.row, admission.generation)
+            request.metrics.cache_reason = match.reason
+        lines = self._cache.policy.prompt_lines(
+            start=match.resumable_len,
+            kv_len=match.kv_len,
+            length=request.known,
+            page_size=self._limits.page_size,
+        )
+        seat = Seat(request, admission.row, admission.generation, lines)
         self._running[seat.row] = seat
+        self._sharing.forget(request.id)
+        for place in range(self._limits.max_num_seqs):
+            if (other := self._waiting.peek(place)) is None:
+                break
+            self._sharing.plan_branch(seat, other)
         return seat
 
     def _add_work(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
         request = seat.request
-        self._offer_slot(seat, count, plan)
+        self._offer_slots(seat, count, plan)
         sample = count == request.todo
         plan.add(RowWork(seat.row, seat.generation, count, sample, position=request.planned))
         request.planned += count
         request.pending += sample
 
-    def _offer_slot(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
-        """Grant a slot for the line that the request should publish, if it should and there is one."""
-        line = self._publish(seat.request)
-        grant = None if line is None else self._cache.grant(seat.row, line)
-        if grant is None:
+    def _offer_slots(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
+        """Slots for the lines that these tokens reach and that are worth a checkpoint, as far as there are any."""
+        start, end = seat.request.planned, seat.request.planned + count
+        lines = self._lines_reached(seat, end) if seat.lines else ()
+        if count > self._limits.max_window:
+            plan.exports += filter(None, (self._cache.export(seat.row, line) for line in lines))
             return
-        position, grid = seat.request.planned, self._limits.fold_every
-        # A long run reads on from its last line; those before it are only passed.
-        passed = count > self._limits.max_window and position < grant.line < (position + count) // grid * grid
-        (plan.exports if passed else plan.grants).append(grant)
+        line = next(iter(lines), None)
+        if line is None and end > len(seat.request.prompt):
+            page_size = self._limits.page_size
+            line = self._cache.policy.answer_line(position=start, end=end, page_size=page_size)
+        if line is not None and (grant := self._cache.grant(seat.row, line)):
+            plan.grants.append(grant)
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        return chunk_len(request.planned, request.known, budget, cut_align(self._limits))
+    @staticmethod
+    def _lines_reached(seat: Seat, end: int) -> tuple[int, ...]:
+        """Take those up to `end` off the list."""
+        lines, seat.lines = seat.lines, tuple(line for line in seat.lines if line > end)
+        return tuple(line for line in lines if seat.request.planned < line <= end)
+
+    def _chunk(self, seat: Seat, budget: int) -> int:
+        done = seat.request.planned
+        count = chunk_len(done, seat.request.known, budget, cut_align(self._limits))
+        for line in seat.lines:
+            if done < line < done + count and not run_reaches(line, done, done + count):
+                return line - done
+        return count
 
     def _is_window(self, request: Request) -> bool:
         return request.todo <= self._limits.max_window
@@ -236,7 +265,7 @@ class Scheduler:
 
     def _preempt(self, plan: PlanBuilder) -> Seat | None:
         """Send the last in order back to the queue. None if pages are on their way already, or are so now."""
-        if self._cache.returning or any(map(self._is_going, self._running.values())):
+        if self._cache.returning or self._ended or any(map(self._is_going, self._running.values())):
             return None
         victim = max(self._running.values(), key=lambda s: s.request.order)
         if victim.row in plan.work or self._cache.in_flight(victim.row):
@@ -260,13 +289,37 @@ class Scheduler:
         del self._running[seat.row]
         self._cache.release(seat.row)
 
+    # --- what an ended request leaves behind ---
+
+    def _finish_row(self, seat: Seat) -> None:
+        """A row that holds a grant waits for its last step: it may stand on the line that it was granted for."""
+        if self._cache.has_grant(seat.row):
+            del self._running[seat.row]
+            self._ended.append(seat)
+        else:
+            self._leave_row(seat)
+
+    def _fold_ended(self, plan: PlanBuilder) -> list[Seat]:
+        """A step of no tokens for each that stands on its line, unless somebody waits for the row."""
+        folding, in_flight = [], []
+        for seat in self._ended:
+            if self._cache.in_flight(seat.row):
+                in_flight.append(seat)
+            elif self._cache.awaits_fold(seat.row) and not self._waiting:
+                plan.add(RowWork(seat.row, seat.generation, 0, False, position=seat.request.planned))
+                folding.append(seat)
+            else:
+                self._cache.release(seat.row)
+        self._ended = in_flight
+        return folding
+
     # --- up: what a step brought ---
 
     def collect(self, result: StepResult) -> list[Request]:
         """Take in the oldest step in flight. Returns the requests that got tokens, some of them finished."""
+        advanced = self._end_corrupted(result.findings)  # before anything of theirs is published
         self._cache.commit(result)
         self._cache.collected(result.step)
-        advanced = []
         for row_result in result.rows:
             seat = self._running.get(row_result.row)
             if seat is None or seat.generation != row_result.generation:
@@ -279,6 +332,22 @@ class Scheduler:
             self._requeue(seat)
         return advanced
 
+    def _end_corrupted(self, findings: tuple[Finding, ...]) -> list[Request]:
+        """Those that the sanitizer does not trust. The step's tokens are not taken in, and nobody will resume
+        from anything that was computed so far."""
+        ended = []
+        if findings:
+            self._cache.reset()
+        for row in dict.fromkeys(Row(finding.row) for finding in findings):
+            seat = self._running.get(row)
+            mine = tuple(f for f in findings if seat and (f.row, f.generation) == (row, seat.generation))
+            if seat and mine:
+                seat.request.error = StateCorruption((seat.request.id,), mine)
+                self._leave_row(seat)
+                self._end(seat.request, FinishReason.ERROR)
+                ended.append(seat.request)
+        return ended
+
     def _take_tokens(self, seat: Seat, result: RowResult) -> None:
         request = seat.request
         request.pending -= 1
@@ -287,13 +356,14 @@ class Scheduler:
         for token in result.tokens:
             request.tokens.append(token)
             if reason := finish_reason(request, self._limits.max_model_len):
-                self._leave_row(seat)
+                self._finish_row(seat)
                 self._end(request, reason)
                 break
         request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
+        self._sharing.forget(request.id)
         self.counters.cancelled += reason is FinishReason.CANCELLED
         self.counters.finished += reason is not FinishReason.CANCELLED
         request.finish_reason = reason

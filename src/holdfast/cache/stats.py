@@ -1,0 +1,57 @@
+"""What prefix reuse did, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class CacheCounters:
+    """Since the start. Tokens are of prompts, counted when a request first gets a row."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    """KV of these was there."""
+    resumed_tokens: int = 0
+    """And these were not computed again."""
+    lost_tokens: int = 0
+    """Matched, but there was no checkpoint so deep."""
+    resumed_after_preemption: int = 0
+    """Tokens, of the answer too."""
+    waited: int = 0
+    """Requests that let another compute their common prefix first."""
+    granted: int = 0
+    published: int = 0
+    missed: int = 0
+    """Slots that were granted for a line which the row did not fold."""
+    skipped: int = 0
+    """Checkpoints that were wanted, but no slot could be had."""
+    evicted_pages: int = 0
+    evicted_checkpoints: int = 0
+    """For want of slots."""
+    lost_checkpoints: int = 0
+    """Evicted together with the page that they belong to."""
+    replaced_checkpoints: int = 0
+    """Given up for a better one on the same path."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """The counters, and what is there now."""
+
+    counters: CacheCounters
+    pages: int
+    """In the prefix tree."""
+    idle_pages: int
+    """Of those, the ones that no running request needs."""
+    checkpoints: int
+    num_pages: int
+    num_slots: int
+    num_checkpoints: int
+    """Slots that running requests never take from checkpoints."""
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of all prompt tokens that was not computed again."""
+        return self.counters.resumed_tokens / max(1, self.counters.prompt_tokens)

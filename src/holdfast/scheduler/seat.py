@@ -1,0 +1,21 @@
+"""A request that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ids import Row
+from ..request import Request
+
+
+@dataclass
+class Seat:
+    """A request and the row it has."""
+
+    request: Request
+    row: Row
+    generation: int
+    lines: tuple[int, ...] = ()
+    """Where the tokens it was admitted with should still leave a checkpoint behind."""
+    leaving: bool = False
+    """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""

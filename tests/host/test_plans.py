@@ -1,0 +1,120 @@
+"""What a plan tells the device of a request, and what the scheduler counts and takes in, field by field."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.ids import Page, Row, Slot
+from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
+from holdfast.request import Rejected, Request, SamplingParams, TokenLogprob
+from holdfast.scheduler.builder import PlanBuilder
+
+from .harness import Harness, make_limits, make_request
+
+
+def scored(*tokens: int) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token, -float(token)) for token in tokens)
+
+
+def planned(harness: Harness) -> StepPlan:
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    return plan
+
+
+def test_a_plan_is_all_that_was_put_into_it() -> None:
+    start = RowStart(Row(1), 1, (1,), Slot(1), Slot(0), 0, SamplingParams(), 0)
+    work = [RowWork(Row(row), 1, 3, False, position=0) for row in (2, 1)]
+    pages = PageMap(Row(1), 0, Page(4))
+    grant, export = (Grant(Row(1), 1, Slot(slot), 8) for slot in (2, 3))
+    builder = PlanBuilder(step=7, budget=10)
+    for each in work:
+        builder.add(each)
+    builder.starts.append(start)
+    builder.pages.append(pages)
+    builder.grants.append(grant)
+    builder.exports.append(export)
+    assert builder.budget == 4
+    assert builder.build((Slot(5),), (Page(6),)) == StepPlan(
+        step=7,
+        starts=(start,),
+        pages=(pages,),
+        grants=(grant,),
+        exports=(export,),
+        work=tuple(work),
+        freed_slots=(Slot(5),),
+        freed_pages=(Page(6),),
+    )
+
+
+def test_a_start_carries_the_whole_request() -> None:
+    params = SamplingParams(temperature=0.5, stop_token_ids=(3,))
+    request = Request("a", (1, 2, 4), params, seed=42, eos_token_ids=frozenset({9}))
+    harness = Harness(make_limits())
+    harness.submit(request)
+    (start,) = planned(harness).starts
+    assert start.params is params and start.seed == 42
+    assert (start.tokens, start.prompt_len, start.stop_ids, start.scored) == ((1, 2, 4), 3, (3, 9), 0)
+
+
+def test_prompt_scores_are_gathered_over_chunks_and_a_restart_says_how_many_there_are() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=3))
+    request = make_request("a", (1, 2, 3, 4, 5), prompt_logprobs=0, max_tokens=4)
+    harness.submit(request)
+    for step, (position, tokens) in enumerate(((3, (2, 3)), (5, (4, 5))), 1):
+        planned(harness)
+        row = RowResult(Row(1), 1, position, (), prompt_logprobs=scored(*tokens))
+        harness.scheduler.collect(StepResult(step, (row,)))
+    assert [entry.token_id for entry in request.prompt_logprobs] == [2, 3, 4, 5]
+    for times in (1, 2):
+        harness.scheduler._requeue(harness.scheduler._running[Row(1)])
+        assert request.metrics.preemptions == times
+        (start,) = planned(harness).starts
+        assert start.scored == 4
+        harness.scheduler.collect(StepResult(2 + times, ()))
+
+
+def test_answers_are_gathered_over_steps() -> None:
+    harness = Harness(make_limits())
+    request = make_request("a", (1, 2), logprobs=0, max_tokens=5)
+    harness.submit(request)
+    for step, token in enumerate((7, 8), 1):
+        planned(harness)
+        row = RowResult(Row(1), 1, 1 + step, (token,), scored(token))
+        assert harness.scheduler.collect(StepResult(step, (row,))) == [request]
+    assert request.output == [7, 8] and request.logprobs == list(scored(7, 8))
+
+
+def test_counters() -> None:
+    harness = Harness(make_limits(max_num_seqs=3, num_pages=6, num_slots=3))
+    requests = [make_request(id_, (1, 2, 3, i), max_tokens=16) for i, id_ in enumerate("abcde")]
+    harness.submit(*requests)
+    for _ in range(3):
+        harness.turn()
+    harness.cancel("d")
+    harness.cancel("e")
+    with pytest.raises(Rejected):
+        harness.submit(make_request("f", ()))
+    harness.drain()
+    counters = harness.scheduler.counters
+    assert (counters.submitted, counters.finished, counters.cancelled, counters.rejected) == (5, 3, 2, 1)
+    told = [request.metrics.preemptions for request in requests]
+    assert counters.preempted == sum(told) == 2
+    assert counters.steps == len(harness.plans)
+    assert counters.planned_tokens == sum(plan.num_tokens for plan in harness.plans)
+
+
+def test_the_first_token_of_a_vocabulary_may_stop_an_answer() -> None:
+    harness = Harness(make_limits())
+    harness.submit(make_request("a", (1, 2), stop_token_ids=(0,), logit_bias={0: 1.0}))
+    for params in ({"stop_token_ids": (-1,)}, {"logit_bias": {97: 1.0}}):
+        with pytest.raises(Rejected, match="the vocabulary has 0 to 96"):
+            harness.submit(make_request("b", (1, 2), **params))
+
+
+def test_a_step_that_only_folds_samples_nothing() -> None:
+    harness = Harness(make_limits(max_num_seqs=2), prefix_reuse=True)
+    harness.submit(make_request("a", (1, 2, 3), max_tokens=6))
+    harness.drain()
+    folds = [work for plan in harness.plans for work in plan.work if not work.tokens]
+    assert folds and all(work.sample is False for work in folds)
