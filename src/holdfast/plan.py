@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .corruption import Finding
 from .ids import Page, Row, Slot
 from .request import SamplingParams, TokenLogprob
 
@@ -72,6 +73,9 @@ class StepPlan:
     exports: tuple[Grant, ...] = ()
     """Further lines of a long run, used in this step or reported missed."""
     work: tuple[RowWork, ...] = ()
+    freed_slots: tuple[Slot, ...] = ()
+    """Those that nobody holds any more, since the last plan. Some may be handed out again by this one."""
+    freed_pages: tuple[Page, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +92,8 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Those that this step added to the ones collected before."""
+    base: int = 0
+    """Where its checkpoint stands now; the entries since lead to the position."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +103,4 @@ class StepResult:
     used: tuple[Grant, ...] = ()
     missed: tuple[Grant, ...] = ()
     seconds: float = 0.0
+    findings: tuple[Finding, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests.capacity.shapes import ZOO
 
 from holdfast.config import Limits
 from holdfast.executor.runner import Runner
@@ -75,8 +76,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "llama": {"architectures": ["LlamaForCausalLM"], **_ATTENTION},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 8, **_ATTENTION},
+    **{name: config | {"vocab_size": VOCAB} for name, config in ZOO.items()},
+    "qwen3_5_moe_vl": {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": ZOO["qwen3_5_moe"] | {"vocab_size": VOCAB},
+    },
 }
-RECURRENT = [name for name in CONFIGS if name not in ("llama", "qwen3")]
+RECURRENT = [name for name in CONFIGS if name not in ("llama", "qwen3", "qwen3_moe")]
 
 LIMITS = Limits(
     max_num_seqs=4,

@@ -60,6 +60,12 @@ def absorb(state: Array, token: Token) -> Absorbed:
     return Absorbed(state, (state * queries[:, None]).sum(-1), u)
 
 
+def add(state: Array, token: Token, u: Array) -> Array:
+    """The state after a token whose u is known."""
+    reads = np.arange(len(u)) * len(token.k) // len(u)
+    return np.exp(token.log_g)[:, None, None] * state + u[..., None] * token.k[reads][:, None]
+
+
 def convolve(inputs: Sequence[Array], weight: Array, bias: Array) -> Array:
     """The output at the last of `inputs`; weight [channels, width]."""
     width = weight.shape[1]
@@ -147,10 +153,8 @@ class History:
     def accept_path(self, trial: Trial, path: Sequence[int], rounded_at: Container[int]) -> None:
         """What a branch added is final; lines are rounded only now, below it."""
         for node in path:
-            token, u = trial.tokens[node], trial.absorbed[node].u
-            reads = np.arange(len(u)) * len(token.k) // len(u)
-            decayed = np.exp(token.log_g)[:, None, None] * self.states[-1]
-            state = decayed + u[..., None] * token.k[reads][:, None]
+            token = trial.tokens[node]
+            state = add(self.states[-1], token, trial.absorbed[node].u)
             self.tokens.append(token)
             self.states.append(as_stored(state, self.dtype) if self.position in rounded_at else state)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import CHUNK, Limits
+from ..config import Limits, run_reaches
 from ..ops.step import Export
 from ..plan import Grant, RowWork, StepPlan
 
@@ -94,10 +94,10 @@ class Inputs:
         )
 
     def _passes(self, export: Grant, work: Sequence[RowWork]) -> bool:
-        """Only runs export, and only where the chunk form has a state."""
-        return export.line % CHUNK == 0 and any(
+        """Only runs export."""
+        return any(
             w.row == export.row
             and w.tokens > self._max_window
-            and w.position < export.line <= w.position + w.tokens
+            and run_reaches(export.line, w.position, w.position + w.tokens)
             for w in work
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..plan import Grant, RowResult, StepPlan, StepResult
 from ..request import TokenLogprob
@@ -25,10 +26,11 @@ class InFlight:
     grants: dict[int, Grant]
     """What the device held when the step was launched, by row."""
     launched: float
+    inspection: Inspection | None = None
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        position = self.committed.position.tolist()
+        position, base = self.committed.position.tolist(), self.committed.base.tolist()
         tokens = dict(zip(self.lanes.choosers, self.chosen.tokens.tolist(), strict=True))
         logprobs = self._logprobs()
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
@@ -42,12 +44,14 @@ class InFlight:
                     tokens=(tokens[lane],) if lane in tokens else (),
                     logprobs=logprobs.get(lane, ()),
                     prompt_logprobs=prompt_logprobs.get(lane, ()),
+                    base=base[lane],
                 )
                 for lane, work in enumerate(self.lanes.work)
             ),
             used=self._grants(self.committed.used) + self.lanes.exports,
             missed=self._grants(self.committed.missed) + self.lanes.missed_exports,
             seconds=time.perf_counter() - self.launched,
+            findings=self.inspection.findings() if self.inspection else (),
         )
 
     def _logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:

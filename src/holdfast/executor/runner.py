@@ -9,19 +9,24 @@ from torch import Tensor
 
 from ..config import Limits
 from ..layers.batch import Batch
+from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
-from ..memory.state_pool import StatePool
+from ..memory.sanitizer import Done, Sanitizer
+from ..memory.state_pool import Committed, StatePool
 from ..models.base import CausalLM
 from ..plan import Grant, StepPlan
 from .inputs import Inputs, Lanes
 from .prompt_scores import PromptScorer
 from .readback import InFlight
+from .recomputation import Recomputation
 from .sampler import Chosen, Sampler
 from .tables import RowTables
 
 
 class Runner:
-    def __init__(self, model: CausalLM, limits: Limits, device: torch.device) -> None:
+    def __init__(
+        self, model: CausalLM, limits: Limits, device: torch.device, *, sanitizer: str = "off"
+    ) -> None:
         self.model = model
         self.state = StatePool(model.state_specs(), limits, device)
         self.kv = KVPool(model.kv_specs(), limits, device)
@@ -31,6 +36,9 @@ class Runner:
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
+        full = sanitizer == "full"
+        self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
+        self.recomputation = Recomputation(model, limits, self.state, self.kv, self.tables) if full else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -42,6 +50,7 @@ class Runner:
         chosen = self._choose(hidden, batch, lanes)
         prompt_scores = self.prompt_scorer.score(hidden, batch, lanes)
         committed = self.state.commit(step=batch.step, accepted=batch.step.counts)
+        inspection = self._inspect(batch, lanes, chosen, committed, plan.step)
         return InFlight(
             plan=plan,
             lanes=lanes,
@@ -50,6 +59,7 @@ class Runner:
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
             launched=launched,
+            inspection=inspection,
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -63,6 +73,8 @@ class Runner:
         for start in plan.starts:
             self._grants.pop(start.row, None)
         self._grants.update((grant.row, grant) for grant in plan.grants)
+        if self.sanitizer:
+            self.sanitizer.apply(plan)
 
     def _batch(self, lanes: Lanes) -> Batch:
         step = self.state.begin(
@@ -85,3 +97,29 @@ class Runner:
         chosen = self.sampler.choose(logits, rows, position, lanes)
         self.tables.tokens[rows, position] = chosen.tokens
         return chosen
+
+    def _inspect(
+        self, batch: Batch, lanes: Lanes, chosen: Chosen, committed: Committed, step: int
+    ) -> Inspection | None:
+        if self.sanitizer is None:
+            return None
+        recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
+        return self.sanitizer.settle(
+            Done(
+                number=step,
+                step=batch.step,
+                work=lanes.work,
+                tokens=batch.tokens,
+                positions=batch.positions,
+                choosers=lanes.choosers,
+                chosen=chosen.tokens,
+                granted={
+                    lane: grant
+                    for lane, work in enumerate(lanes.work)
+                    if (grant := self._grants.get(work.row)) and grant.line > work.position - self.state.grid
+                },
+                used=committed.used,
+                exports=lanes.exports,
+            ),
+            () if recomputed is None else (recomputed,),
+        )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config import EngineConfig, Limits, ModelFacts, pages_for
-from ..resolve import TYPICAL_LEN
+from ..resolve import TYPICAL_LEN, most_slots
 from ..units import enough_bytes, format_bytes
 from .sizing import Footprint, Parts
 
@@ -76,7 +76,9 @@ class CapacityPlan:
         drafts = f"a further draft token adds {size(units.draft_token)}"
         yield "weights", parts.weights, ""
         yield "KV", parts.kv, f"{pages}: {tokens}"
-        yield "checkpoints", parts.checkpoints, f"{limits.num_slots:,} slots of {size(units.checkpoint)}"
+        slots = f"{limits.num_slots:,} slots of {size(units.checkpoint)}"
+        kept = f", {limits.num_checkpoints:,} of them to keep prefixes" if limits.num_checkpoints else ""
+        yield "checkpoints", parts.checkpoints, slots + kept
         yield "journals", parts.journals, f"{limits.max_num_seqs:,} rows of {size(units.row)}; {drafts}"
         yield "tables", parts.tables, f"{limits.max_model_len:,} positions for each row"
         yield (
@@ -84,6 +86,8 @@ class CapacityPlan:
             parts.activations,
             f"an estimate, {limits.max_num_batched_tokens:,} tokens a step",
         )
+        if parts.sanitizer:
+            yield "sanitizer", parts.sanitizer, f"{self.config.sanitizer}"
         yield "total", parts.total, self._share_of_memory()
 
     def _share_of_memory(self) -> str:
@@ -120,7 +124,7 @@ def _fit(length: int, config: EngineConfig, limits: Limits, footprint: Footprint
     page = footprint.page(limits.page_size)
     most = {
         "rows": (limits.max_num_seqs, "max_num_seqs", _another_row(limits, footprint)),
-        "slots": (limits.num_slots, "num_slots", footprint.slot),
+        "slots": (limits.running_slots, "num_slots", footprint.slot),
         # one page is kept from newcomers while others run
         "pages": (max(1, (limits.num_pages - 1) // pages_each), "num_pages", pages_each * page),
     }
@@ -150,7 +154,7 @@ def _notes(config: EngineConfig, facts: ModelFacts, limits: Limits, footprint: F
     if config.max_model_len is None and bound is None:
         yield f"max_model_len is {length:,}: the model itself has no bound, so set another if you need it"
     if config.max_model_len is None and bound is not None and length < bound:
-        whole = replace(limits, max_model_len=bound)
+        whole = replace(limits, max_model_len=bound, num_slots=most_slots(config, limits))
         whole = replace(whole, num_pages=max(limits.num_pages, whole.pages_per_row))
         needed = f"memory='{enough_bytes(footprint.parts(whole).total)}'"
         change = f"num_pages={whole.num_pages} and {needed}" if config.num_pages else needed
@@ -158,11 +162,16 @@ def _notes(config: EngineConfig, facts: ModelFacts, limits: Limits, footprint: F
             f"max_model_len is {length:,}, though the model has {bound:,} positions: no longer request fits; "
             f"the longest takes {change}"
         )
-    if facts.recurrent and limits.num_slots < limits.max_num_seqs:
+    if facts.recurrent and limits.running_slots < limits.max_num_seqs:
         yield (
-            f"{limits.num_slots:,} of max_num_seqs={limits.max_num_seqs:,} requests run at once, for lack of "
+            f"{limits.running_slots:,} of max_num_seqs={limits.max_num_seqs:,} requests run at once, for lack of "
             f"slots; raise {'num_slots' if config.num_slots else 'memory'}, or lower max_num_seqs, whose rows "
             "take memory too"
+        )
+    elif facts.recurrent and config.enable_prefix_caching and limits.num_checkpoints == 0:
+        yield (
+            "no prefix is kept for later requests, for lack of slots; "
+            f"raise {'num_slots' if config.num_slots else 'memory'}, or say enable_prefix_caching=False"
         )
     if config.num_slots and not facts.recurrent:
         yield f"num_slots={config.num_slots} has no effect: the model has no recurrent state"

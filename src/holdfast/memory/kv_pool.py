@@ -8,23 +8,22 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
+from ..ops.places import KVState
 from ..plan import PageMap, RowStart
 from .spec import KVSpec
 
 
 class KVPool:
-    """layers  {layer name: (keys, values)}, each [pages + 1, page_size, heads, head_dim]; page 0 is padding
+    """layers  {layer name: keys and values}, each [pages + 1, page_size, heads, its width]; page 0 is padding
     table   [rows + 1, ordinals]: where each page of a row's context is stored
     """
 
     def __init__(self, specs: Mapping[str, KVSpec], limits: Limits, device: torch.device) -> None:
-        self.layers: dict[str, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[str, KVState] = {}
         for name, spec in specs.items():
-            shape = (limits.num_pages + 1, limits.page_size, spec.heads, spec.head_dim)
-            self.layers[name] = (
-                torch.zeros(shape, dtype=spec.dtype, device=device),
-                torch.zeros(shape, dtype=spec.dtype, device=device),
-            )
+            shape = (limits.num_pages + 1, limits.page_size, spec.heads)
+            keys, values = (torch.zeros(*shape, dim, dtype=spec.dtype, device=device) for dim in spec.dims)
+            self.layers[name] = KVState(keys, values)
         self.table = torch.zeros(
             limits.max_num_seqs + 1, limits.pages_per_row, dtype=torch.int32, device=device
         )

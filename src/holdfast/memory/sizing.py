@@ -12,6 +12,7 @@ from torch import Tensor
 from ..config import Limits, journal_capacity
 from ..resolve import Costs
 from .kv_pool import KVPool
+from .sanitizer import Sanitizer, one_row, stamp_bytes
 from .spec import KVSpec, StateSpec
 from .state_pool import StatePool
 
@@ -19,7 +20,7 @@ META = torch.device("meta")
 
 ACTIVATION_COPIES = 10
 """Float32 values that live at once while a step's tokens pass a layer, in units of the widest layer's output:
-measured with the reference operations on a GPU, 4 for short convolutions and 9 for gated delta nets."""
+measured with the reference operations on a GPU, 2.5 for short convolutions and 9.5 for gated delta nets."""
 LOGITS_COPIES = 14
 """The same while tokens are chosen, in units of the logits: as measured with every kind of sampling at once."""
 
@@ -64,6 +65,8 @@ class Parts:
     """Of rows and positions: tokens, pages, cursors, how to sample, rotary angles, a step's inputs."""
     activations: int
     """The only estimate."""
+    sanitizer: int = 0
+    """Stamps; and, if it recomputes, a row's state and KV once more."""
 
     @property
     def total(self) -> int:
@@ -75,10 +78,12 @@ class Footprint:
     """Bytes as a function of the limits.
 
     executor_tables  what the executor keeps for rows and steps; only it knows
+    sanitizer        its mode
     """
 
     model: ModelSize
     executor_tables: Callable[[Limits], int]
+    sanitizer: str = "off"
 
     def parts(self, limits: Limits) -> Parts:
         return Parts(
@@ -88,6 +93,7 @@ class Footprint:
             journals=(limits.max_num_seqs + 1) * self.row(limits.fold_every, limits.max_window),
             tables=self._tables(limits),
             activations=self._activations(limits),
+            sanitizer=self._sanitizer(limits),
         )
 
     def page(self, page_size: int) -> int:
@@ -106,6 +112,9 @@ class Footprint:
 
     def costs(self, page_size: int) -> Costs:
         page, slot = self.page(page_size), self.slot
+        if self.sanitizer != "off":
+            page += stamp_bytes(len(self.model.kv) * page_size)
+            slot += stamp_bytes(sum(len(spec.names) for spec in self.model.state.values()))
 
         def fixed(limits: Limits) -> int:
             return self.parts(limits).total - limits.num_pages * page - limits.num_slots * slot
@@ -116,6 +125,16 @@ class Footprint:
         pools = held_bytes(KVPool({}, limits, META), StatePool({}, limits, META))
         positions = self.model.constants + self.model.position_bytes * max_positions(limits)
         return pools + positions + self.executor_tables(limits)
+
+    def _sanitizer(self, limits: Limits) -> int:
+        if self.sanitizer == "off":
+            return 0
+        held = held_bytes(Sanitizer(*self._pools(limits), limits))
+        return held + (held_bytes(*self._pools(one_row(limits))) if self.sanitizer == "full" else 0)
+
+    def _pools(self, limits: Limits) -> tuple[StatePool, KVPool]:
+        """Laid out, but not allocated."""
+        return StatePool(self.model.state, limits, META), KVPool(self.model.kv, limits, META)
 
     def _activations(self, limits: Limits) -> int:
         layer = limits.max_num_batched_tokens * self.model.widest * ACTIVATION_COPIES
@@ -133,7 +152,7 @@ def measure(lay_out: Callable[[int], Model], vocab_size: int) -> ModelSize:
     model = lay_out(1)
     stored = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     one, two = _computed_bytes(model), _computed_bytes(lay_out(2))
-    widths = (tensor.shape[0] for tensor in stored.values() if tensor.ndim == 2)
+    widths = (_width(tensor) for tensor in stored.values() if tensor.ndim == 2)
     return ModelSize(
         weights=sum(tensor.nbytes for tensor in stored.values()),
         constants=2 * one - two,
@@ -142,6 +161,13 @@ def measure(lay_out: Callable[[int], Model], vocab_size: int) -> ModelSize:
         state=model.state_specs(),
         kv=model.kv_specs(),
     )
+
+
+def _width(weight: Tensor) -> int:
+    """Values that it gives for a token; of a merged one, the widest part does, for layers take it apart again."""
+    if ways := getattr(weight, "ways", None):
+        return max(len(range(weight.shape[0])[part.at[0]]) for part in ways()[0].values())
+    return weight.shape[0]
 
 
 def _computed_bytes(model: Model) -> int:

@@ -55,6 +55,12 @@ class StateSpec:
     temporal: TensorSpec | None = None
     entry: Mapping[str, TensorSpec] = field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all that a checkpoint holds."""
+        conv = tuple(f"conv.{name}" for name in self.conv)
+        return conv if self.temporal is None else (*conv, "temporal")
+
     def slot_bytes(self) -> int:
         """One checkpoint of this layer."""
         conv = sum((c.width - 1) * c.channels * c.dtype.itemsize for c in self.conv.values())
@@ -70,11 +76,18 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """An attention layer's keys and values."""
+    """What an attention layer keeps of each token: for every head a key, and a value."""
 
     heads: int
     head_dim: int
     dtype: torch.dtype
+    value_dim: int | None = None
+    """None: as wide as a key. 0: the key holds it."""
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Of keys and of values."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
     def page_bytes(self, page_size: int) -> int:
-        return 2 * page_size * self.heads * self.head_dim * self.dtype.itemsize
+        return page_size * self.heads * sum(self.dims) * self.dtype.itemsize

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
-from ..ops.step import ConvState, Export, StateStep, TemporalState, Tree
+from ..ops.places import ConvState, TemporalState
+from ..ops.step import Export, StateStep, Tree
 from ..plan import Grant, RowStart
 from .spec import ConvSpec, StateSpec
 
@@ -29,6 +30,11 @@ class LayerState:
         """Every tensor indexed by slot, by name."""
         held = {f"conv.{name}": conv.saved for name, conv in self.conv.items()}
         return held if self.temporal is None else {**held, "temporal": self.temporal.saved}
+
+    def capacities(self) -> dict[str, int]:
+        """Places in a row's ring, of every state by name."""
+        held = {f"conv.{name}": conv.ring.shape[1] for name, conv in self.conv.items()}
+        return held if self.temporal is None else {**held, "temporal": self.temporal.capacity}
 
     def rings(self) -> dict[str, Tensor]:
         """Every tensor indexed by row and position, by name."""
@@ -54,9 +60,10 @@ class Cursors:
 
 @dataclass(frozen=True)
 class Committed:
-    """Per lane: where the row stands now, and what became of its grant."""
+    """Per lane: where the row and its checkpoint stand now, and what became of its grant."""
 
     position: Tensor
+    base: Tensor
     used: Tensor
     missed: Tensor
 
@@ -143,7 +150,7 @@ class StatePool:
         at.length[rows] = (position - step.end_base)[lanes]
         at.grant_slot[rows] = torch.where(passed, 0, at.grant_slot[step.rows])[lanes]
         at.grant_line[rows] = torch.where(passed, 0, at.grant_line[step.rows])[lanes]
-        return Committed(position=position, used=used, missed=missed)
+        return Committed(position=position, base=step.end_base, used=used, missed=missed)
 
     def _granted(self, rows: Tensor, line: Tensor) -> Tensor:
         return (self.cursors.grant_slot[rows] > 0) & (self.cursors.grant_line[rows] == line)

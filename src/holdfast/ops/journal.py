@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..config import CHUNK
-from .step import StateStep, TemporalState, Windows
+from .places import Cells, Checkpoints, TemporalState
+from .step import StateStep, Windows
 
 Entries = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
@@ -28,19 +29,16 @@ class Recurrence(Protocol):
         """Where each logical axis of the state stands in the pool, whose axis 0 is the slot."""
         ...
 
-    def entries(self, inputs: Inputs) -> Entries:
-        """What these tokens add to the journal, as far as it is known before they see the state."""
-        ...
+    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        """Outputs [N, T, ...] of tokens, and their entries.
 
-    def attend(self, state: Tensor, entries: Entries, inputs: Inputs, at: Tensor, visible: Tensor) -> Tensor:
-        """Outputs [N, T, ...] of the tokens whose entries lie at `at` [N, T] and who see `visible` [N, T, L].
-
-        Completes their entries in place. A token that does not see itself is padding and changes nothing.
+        They see all that is held since the state, [N, L, ...], where an entry of zeros is as none; and of one
+        another, themselves included, what `sees` [T, T] or [N, T, T] tells.
         """
         ...
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
-        """The state after all L entries."""
+        """The state after all L entries, where one of zeros is as none."""
         ...
 
     def chunk(self, state: Tensor, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -71,101 +69,45 @@ def advance(
 # --- windows of all lanes at once --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Held:
-    """Where a lane's journal since its checkpoint lies: place i holds position base + i, if it is filled."""
-
-    shape: tuple[int, int]
-    where: Tensor
-    """[N * places]: in the rings, whose rows are laid end to end."""
-    empty: Tensor
-    """Which of those hold nothing of this lane."""
-
-    @staticmethod
-    def since(pool: TemporalState, rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> _Held:
-        place = torch.arange(places, device=rows.device)
-        filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
-        where = rows[:, None] * pool.capacity + (base[:, None] + place) % pool.capacity
-        return _Held((len(rows), places), where.flatten(), (~filled).flatten().nonzero().flatten())
-
-    def read(self, pool: TemporalState) -> Entries:
-        """Entries [N, places, ...], zero where none is."""
-        return {name: self._read(ring) for name, ring in pool.journal.items()}
-
-    def _read(self, ring: Tensor) -> Tensor:
-        found = ring.flatten(0, 1).index_select(0, self.where)
-        return found.index_fill_(0, self.empty, 0).unflatten(0, self.shape)
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """Tokens of windows that read the same checkpoint: all of a tree, or those on one side of a line.
-
-    here     [N, T]          the tokens that are meant
-    at       [N, T]          the place of each in the journal since the checkpoint
-    visible  [N, T, places]  what each sees
-    token    (lane, token) of each that is meant;  entry  (lane, place) of the same
-    rows, where              where their entries go in the rings
-    """
-
-    here: Tensor
-    at: Tensor
-    visible: Tensor
-    token: tuple[Tensor, Tensor]
-    entry: tuple[Tensor, Tensor]
-    rows: Tensor
-    where: Tensor
-
-    @staticmethod
-    def of(
-        pool: TemporalState, rows: Tensor, start: Tensor, at: Tensor, here: Tensor, visible: Tensor
-    ) -> _Segment:
-        lane, token = here.nonzero(as_tuple=True)
-        at = at.clamp(0, visible.shape[2] - 1)
-        where = (start[lane] + token) % pool.capacity
-        return _Segment(here, at, visible, (lane, token), (lane, at[lane, token]), rows[lane], where)
-
-    def append(self, pool: TemporalState, entries: Entries) -> None:
-        for name, ring in pool.journal.items():
-            ring[self.rows, self.where] = entries[name][self.entry]
+def _held(pool: TemporalState, rows: Tensor, base: Tensor, places: int, held: Tensor | int) -> Cells:
+    """A lane's journal since its checkpoint: place i holds position base + i, if so many are held."""
+    place = torch.arange(places, device=rows.device)
+    filled = (place < torch.as_tensor(held, device=rows.device).reshape(-1, 1)) & (rows > 0)[:, None]
+    where = rows[:, None] * pool.capacity + (base[:, None] + place) % pool.capacity
+    empty = (~filled).flatten().nonzero().flatten()
+    return Cells(rows, base, places, where.flatten(), empty if len(empty) else None)
 
 
 @dataclass(frozen=True)
 class _WindowPlan:
-    """What all layers of a step do with its windows."""
+    """What all layers of a step do with its windows.
 
-    held: _Held
-    first: _Segment
+    sees       [T, T], or [N, T, T] of a tree
+    held       the journal since the checkpoint;  appended  where the window's entries go
+    crossing   lanes whose window passes the next line
+    beyond     [crossing, T]: their tokens there
+    """
+
+    sees: Tensor
+    held: Cells
+    appended: Cells
     crossing: Tensor
-    """Lanes whose window passes the next line ..."""
-    beyond: _Segment
-    """... and their tokens there."""
+    beyond: Tensor
 
     @staticmethod
     def of(pool: TemporalState, windows: Windows) -> _WindowPlan:
-        step, valid = windows.step, windows.valid
+        step, tree = windows.step, windows.step.tree
         held = step.position - step.end_base
-        at = held[:, None] + windows.tokens
-        last = max(1, int(held.max()) + step.longest_window)  # places beyond are nobody's
-        places = last if step.tree is not None else min(step.grid, last)
-        place = torch.arange(places, device=at.device)
-        here = valid if step.tree is not None else valid & (at < step.grid)
-        up_to_itself = here[..., None] & (place <= at[..., None])
-        visible = up_to_itself if step.tree is None else _tree_visible(step, held, valid, places)
-        crossing = (valid & ~here).any(1).nonzero().flatten()
-        after, there = at[crossing] - step.grid, (valid & ~here)[crossing]
+        lane, token = windows.existing
+        rows, position = step.rows[lane], step.position[lane] + token
+        beyond = windows.valid & (held[:, None] + windows.tokens >= step.grid)
+        crossing = beyond.any(1).nonzero().flatten() if tree is None else lane[:0]
         return _WindowPlan(
-            held=_Held.since(pool, step.rows, step.end_base, places, held),
-            first=_Segment.of(pool, step.rows, step.position, at, here, visible),
+            sees=_chain(step.longest_window, held.device) if tree is None else tree.ancestors,
+            held=_held(pool, step.rows, step.end_base, int(held.max()), held),
+            appended=Cells(rows, position, 1, rows * pool.capacity + position % pool.capacity),
             crossing=crossing,
-            beyond=_Segment.of(
-                pool,
-                step.rows[crossing],
-                step.position[crossing],
-                after,
-                there,
-                there[..., None] & (place <= after[..., None]),
-            ),
+            beyond=beyond[crossing],
         )
 
 
@@ -174,50 +116,62 @@ def _advance_windows(
 ) -> None:
     step = windows.step
     plan = step.once(("journal windows", pool.capacity), lambda: _WindowPlan.of(pool, windows))
-    state = load(rule, pool, step.read_slot, step.base)
     if len(windows.folding):
-        lanes = windows.folding
-        whole = _Held.since(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid).read(pool)
-        folded = rounded(rule.fold(state[lanes], whole), pool.saved.dtype)
-        store(rule, pool, step.write_slot[lanes], folded)
-        state[lanes] = folded
-
-    window = {name: windows.take(x) for name, x in inputs.items()}
-    fresh, entries = rule.entries(window), plan.held.read(pool)
-    result = _attend(rule, state, entries, fresh, window, plan.first)
-    plan.first.append(pool, entries)
-    if len(plan.crossing):  # folded in registers only: what lies beyond the line may yet be rejected
-        lanes = plan.crossing
-        state = rounded(rule.fold(state[lanes], _lanes(entries, lanes)), pool.saved.dtype)
-        entries = {name: torch.zeros_like(e) for name, e in _lanes(entries, lanes).items()}
-        later = _attend(rule, state, entries, _lanes(fresh, lanes), _lanes(window, lanes), plan.beyond)
-        plan.beyond.append(pool, entries)
-        result[lanes] = torch.where(_like(plan.beyond.here, later), later, result[lanes])
+        _fold_lines(rule, pool, windows)
+    if not step.longest_window:
+        return
+    state = load(rule, pool, windows.begin_from)
+    window, held = {name: windows.take(x) for name, x in inputs.items()}, pool.read(plan.held)
+    result, fresh = rule.attend(state, held, window, plan.sees)
+    if len(plan.crossing):
+        result, fresh = _pass_line(rule, state, held, window, plan, (result, fresh), pool.saved.dtype)
+    pool.append(plan.appended, {name: windows.existing_of(entry) for name, entry in fresh.items()})
     windows.put(out, result)
 
 
-def _attend(
-    rule: Recurrence, state: Tensor, entries: Entries, fresh: Entries, window: Inputs, segment: _Segment
-) -> Tensor:
-    for name, value in fresh.items():
-        entries[name][segment.entry] = value[segment.token].to(entries[name].dtype)
-    return rule.attend(state, entries, window, segment.at, segment.visible)
+def _fold_lines(rule: Recurrence, pool: TemporalState, windows: Windows) -> None:
+    """Of the lanes whose journal holds a whole line: it is certain by now, and goes to memory."""
+    step, lanes = windows.step, windows.folding
+    whole = step.once(
+        ("whole line", pool.capacity),
+        lambda: _held(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid),
+    )
+    store(rule, pool, windows.fold_to, rule.fold(load(rule, pool, windows.fold_from), pool.read(whole)))
+
+
+def _pass_line(
+    rule: Recurrence,
+    state: Tensor,
+    held: Entries,
+    window: Inputs,
+    plan: _WindowPlan,
+    before: tuple[Tensor, Entries],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Entries]:
+    """The same for tokens beyond the line. It is folded in registers only: they may yet be rejected."""
+    lanes, beyond = plan.crossing, plan.beyond
+    result, fresh = before[0][lanes], _lanes(before[1], lanes)
+    certain = {
+        name: torch.cat((held[name][lanes], torch.where(_like(beyond, entry), 0, entry)), 1)
+        for name, entry in fresh.items()
+    }
+    folded = rounded(rule.fold(state[lanes], certain), dtype)
+    none = {name: entry[:, :0] for name, entry in certain.items()}
+    later, later_fresh = rule.attend(folded, none, _lanes(window, lanes), plan.sees & beyond[:, None])
+    return before[0].index_copy(0, lanes, torch.where(_like(beyond, later), later, result)), {
+        name: before[1][name].index_copy(
+            0, lanes, torch.where(_like(beyond, entry), later_fresh[name], entry)
+        )
+        for name, entry in fresh.items()
+    }
 
 
 def _lanes(tensors: Inputs, lanes: Tensor) -> Entries:
     return {name: x[lanes] for name, x in tensors.items()}
 
 
-def _tree_visible(step: StateStep, held: Tensor, valid: Tensor, places: int) -> Tensor:
-    """[N, T, places]: the whole journal, then the node's ancestors."""
-    assert step.tree is not None
-    place = torch.arange(places, device=held.device)
-    node = place - held[:, None]
-    inside = (node >= 0) & (node < valid.shape[1])
-    seen = step.tree.ancestors.gather(
-        2, node.clamp(0, valid.shape[1] - 1)[:, None, :].expand(-1, valid.shape[1], -1)
-    )
-    return valid[..., None] & torch.where(inside[:, None], seen, (place < held[:, None])[:, None])
+def _chain(tokens: int, device: torch.device) -> Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
 
 
 def _like(mask: Tensor, x: Tensor) -> Tensor:
@@ -245,14 +199,11 @@ class _Walk:
 
     def take(self, inputs: Inputs) -> Tensor:
         """Absorb tokens [1, n, ...], no more than there is room for."""
-        fresh = self.rule.entries(inputs)
         count = next(iter(inputs.values())).shape[1]
-        first = self.position - self.base
-        at = torch.arange(first, first + count, device=self.state.device)[None]
-        for name, value in fresh.items():
-            self.entries[name][:, first : first + count] = value
-        visible = torch.arange(self.grid, device=at.device) <= at[..., None]
-        result = self.rule.attend(self.state, self.entries, inputs, at, visible)
+        result, fresh = self.rule.attend(self.state, self.entries, inputs, _chain(count, self.state.device))
+        self.entries = {
+            name: torch.cat((held, fresh[name].to(held.dtype)), 1) for name, held in self.entries.items()
+        }
         self.position += count
         return result[0]
 
@@ -269,7 +220,7 @@ class _Walk:
 
     def restart(self, state: Tensor) -> None:
         self.state, self.base = state, self.position
-        self.entries = {name: torch.zeros_like(e) for name, e in self.entries.items()}
+        self.entries = {name: entry[:, :0] for name, entry in self.entries.items()}
 
 
 def _advance_lane(
@@ -289,19 +240,26 @@ def _advance_lane(
         rule=rule,
         dtype=pool.saved.dtype,
         grid=step.grid,
-        state=load(rule, pool, one.read_slot, one.base),
+        state=load(rule, pool, one.read_from),
         base=base,
         position=position,
         entries={},
     )
     if position - base >= step.grid:  # the line the last window passed is certain by now
-        walk.entries = _Held.since(pool, one.rows, one.base, step.grid, step.grid).read(pool)
+        whole = one.once(
+            ("whole line", pool.capacity), lambda: _held(pool, one.rows, one.base, step.grid, step.grid)
+        )
+        walk.entries = pool.read(whole)
         walk.position = base + step.grid
         walk.fold()
         _keep(rule, pool, one, walk)
         walk.position = position
-    held = _Held.since(pool, one.rows, torch.full_like(one.base, walk.base), step.grid, position - walk.base)
-    walk.entries = held.read(pool)
+    since = torch.full_like(one.base, walk.base)
+    tail = one.once(
+        ("tail", pool.capacity),
+        lambda: _held(pool, one.rows, since, position - walk.base, position - walk.base),
+    )
+    walk.entries = pool.read(tail)
 
     done = 0
     while done < count:
@@ -329,43 +287,41 @@ def _advance_lane(
 
 def _append_lane(pool: TemporalState, one: StateStep, walk: _Walk, taken: int) -> None:
     positions = torch.arange(walk.position - taken, walk.position, device=one.rows.device)
-    for name, ring in pool.journal.items():
-        ring[one.rows, positions % pool.capacity] = walk.entries[name][0, positions - walk.base]
+    cells = Cells(
+        one.rows.expand_as(positions), positions, 1, one.rows * pool.capacity + positions % pool.capacity
+    )
+    pool.append(cells, {name: value[0, -taken:] for name, value in walk.entries.items()})
 
 
 def _keep(rule: Recurrence, pool: TemporalState, one: StateStep, walk: _Walk) -> None:
     """Write the state at the line just folded, where somebody wants it."""
     if walk.base == int(one.end_base):
-        store(rule, pool, one.write_slot, walk.state)
-    for export in one.exports:
+        store(rule, pool, one.fold_to, walk.state)
+    for export, to in zip(one.exports, one.export_to, strict=True):
         if export.line == walk.base:
-            store(rule, pool, torch.tensor([export.slot], device=one.rows.device), walk.state)
+            store(rule, pool, to, walk.state)
 
 
 def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: Tensor, end: int) -> None:
     lines = {end - CHUNK * (len(states) - 1 - i): i for i in range(len(states))}
-    wanted = [(int(one.end_base), int(one.write_slot))] + [(e.line, e.slot) for e in one.exports]
-    for line, slot in wanted:
+    exports = zip((export.line for export in one.exports), one.export_to, strict=True)
+    for line, to in ((int(one.end_base), one.fold_to), *exports):
         if line in lines:
             at = lines[line]
-            store(rule, pool, torch.tensor([slot], device=one.rows.device), states[at : at + 1])
+            store(rule, pool, to, states[at : at + 1])
 
 
 # --- the pool's view of a state ----------------------------------------------------------------------------
 
 
-def load(rule: Recurrence, pool: TemporalState, slots: Tensor, base: Tensor) -> Tensor:
-    """Checkpoints in float32, logical axes; zero where base is 0, whose slot is not looked at."""
-    state = pool.saved.index_select(0, slots).permute(rule.axes).float().contiguous()
-    cold = (base == 0).nonzero().flatten()
-    if len(cold):
-        state[cold] = 0.0
-    return state
+def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> Tensor:
+    """Checkpoints in float32, logical axes; to be read only, for they may be the pool's own."""
+    return pool.load(at).permute(rule.axes).float()
 
 
-def store(rule: Recurrence, pool: TemporalState, slots: Tensor, state: Tensor) -> None:
+def store(rule: Recurrence, pool: TemporalState, at: Checkpoints, state: Tensor) -> None:
     inverse = sorted(range(len(rule.axes)), key=rule.axes.__getitem__)
-    pool.saved[slots] = state.permute(inverse).to(pool.saved.dtype)
+    pool.store(at, state.permute(inverse).to(pool.saved.dtype))
 
 
 def rounded(state: Tensor, dtype: torch.dtype) -> Tensor:

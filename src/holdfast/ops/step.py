@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .places import Checkpoints
+
 T = TypeVar("T")
 
 
@@ -79,6 +81,26 @@ class StateStep:
         return self._made[key]
 
     @property
+    def read_from(self) -> Checkpoints:
+        """The checkpoint that each lane begins with."""
+        return self.once("read from", lambda: Checkpoints(self.rows, self.read_slot, self.base))
+
+    @property
+    def fold_to(self) -> Checkpoints:
+        """Where each lane leaves the last line that it folds."""
+        return self.once("fold to", lambda: Checkpoints(self.rows, self.write_slot, self.end_base))
+
+    @property
+    def export_to(self) -> tuple[Checkpoints, ...]:
+        """Of a step with one lane: where it leaves the further lines that are asked for."""
+        return self.once("export to", lambda: tuple(map(self._export_to, self.exports)))
+
+    def _export_to(self, export: Export) -> Checkpoints:
+        return Checkpoints(
+            self.rows, torch.full_like(self.rows, export.slot), torch.full_like(self.rows, export.line)
+        )
+
+    @property
     def windows(self) -> Windows:
         return self.once("windows", lambda: Windows(self.lanes(0, self.num_windows)))
 
@@ -146,11 +168,31 @@ class Windows:
         """Lanes that begin with a fold."""
         return ((self.step.end_base > self.step.base) & (self.step.rows > 0)).nonzero().flatten()
 
+    @cached_property
+    def fold_from(self) -> Checkpoints:
+        lanes, step = self.folding, self.step
+        return Checkpoints(step.rows[lanes], step.read_slot[lanes], step.base[lanes])
+
+    @cached_property
+    def fold_to(self) -> Checkpoints:
+        """Where those leave it."""
+        lanes, step = self.folding, self.step
+        return Checkpoints(step.rows[lanes], step.write_slot[lanes], step.end_base[lanes])
+
+    @cached_property
+    def begin_from(self) -> Checkpoints:
+        """What each lane reads when that is done."""
+        if not len(self.folding):
+            return self.step.read_from
+        step = self.step
+        slots = torch.where(step.end_base > step.base, step.write_slot, step.read_slot)
+        return Checkpoints(step.rows, slots, step.end_base)
+
     def take(self, x: Tensor) -> Tensor:
-        """[tokens, ...] -> [N, T, ...]"""
+        """[tokens, ...] -> [N, T, ...], zero where none exists"""
         if self.full:
             return x.narrow(0, 0, self.valid.numel()).view(*self.valid.shape, *x.shape[1:])
-        return x[self.flat]
+        return x[self.flat].masked_fill_(~self.valid.reshape(*self.valid.shape, *[1] * (x.dim() - 1)), 0)
 
     def put(self, out: Tensor, result: Tensor) -> None:
         """[N, T, ...] -> [tokens, ...], for tokens that exist."""
@@ -159,30 +201,6 @@ class Windows:
         else:
             out[self.flat[self.existing]] = result[self.existing].to(out.dtype)
 
-
-@dataclass(frozen=True)
-class ConvState:
-    """One causal convolution of one layer.
-
-    saved  [slots, width - 1, channels]  the inputs just before each checkpoint's position
-    ring   [rows, capacity, channels]    recent inputs, by position % capacity
-    """
-
-    saved: Tensor
-    ring: Tensor
-
-
-@dataclass(frozen=True)
-class TemporalState:
-    """The big state of one layer.
-
-    saved    [slots, ...]           checkpoints, axes in the order that the operation declared
-    journal  {name: [rows, capacity, ...]}  what each token since the checkpoint added, by position % capacity
-    """
-
-    saved: Tensor
-    journal: dict[str, Tensor]
-
-    @property
-    def capacity(self) -> int:
-        return next(iter(self.journal.values())).shape[1]
+    def existing_of(self, x: Tensor) -> Tensor:
+        """[N, T, ...] -> [tokens that exist, ...]"""
+        return x.flatten(0, 1) if self.full else x[self.existing]

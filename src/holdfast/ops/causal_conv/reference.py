@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..step import ConvState, StateStep
+from ..places import Cells, Checkpoints, ConvState
+from ..step import StateStep, Windows
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep) -> Tensor:
@@ -24,23 +25,27 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState,
     returns [tokens, channels] in float32, NaN where no real lane has a token
     Ring: this step's inputs. Slots: the inputs before each line that is folded or exported.
     """
-    out = torch.full(x.shape, torch.nan, device=x.device)
-    if step.num_windows:
-        _windows(x, weight, pool, step, out)
+    result = _windows(x, weight, pool, step) if step.num_windows else None
+    if result is not None and result.shape[:2].numel() == len(x) and step.windows.full:
+        out = result.flatten(0, 1)  # nobody else is there
+    else:
+        out = torch.full(x.shape, torch.nan, device=x.device)
+        if result is not None:
+            step.windows.put(out, result)
     for lane in range(step.num_windows, len(step.rows)):
         if step.host[lane][0]:
             _run(x, weight, pool, step.lane(lane), out)
     return out if bias is None else out + bias.float()
 
 
-def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: Tensor) -> None:
+def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> Tensor:
     width = weight.shape[1]
     windows = step.windows
     step = windows.step
-    known = torch.cat((_inputs_before(pool, step, "position", width), windows.take(x)), 1)
+    known = torch.cat((_inputs_before(pool, _before(pool, step, "position")), windows.take(x)), 1)
     if len(windows.folding):
-        lanes = windows.folding
-        pool.saved[step.write_slot[lanes]] = _inputs_before(pool, step, "end_base", width)[lanes]
+        line = _before(pool, step, "end_base", windows.folding)
+        pool.store(windows.fold_to, _inputs_before(pool, line))
     if step.tree is None:
         result = _convolve(known, weight, len(windows.tokens))
     else:
@@ -48,21 +53,23 @@ def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: T
         lanes = torch.arange(len(step.rows), device=x.device)[:, None]
         taps = (known[lanes, source[..., j]].float() * weight[:, j].float() for j in range(width))
         result = sum(taps, torch.zeros((), device=x.device))
-    windows.put(out, result)
-    lane, token = windows.existing
-    rows, places = step.once(
-        ("ring", pool.ring.shape[1]),
-        lambda: (step.rows[lane], (step.position[lane] + token) % pool.ring.shape[1]),
+    pool.append(_window_cells(windows, pool.ring.shape[1]), windows.existing_of(windows.take(x)))
+    return result
+
+
+def _window_cells(windows: Windows, capacity: int) -> Cells:
+    step, (lane, token) = windows.step, windows.existing
+    return step.once(
+        ("ring", capacity), lambda: _cells(step.rows[lane], step.position[lane] + token, capacity)
     )
-    pool.ring[rows, places] = windows.take(x)[lane, token]
 
 
 def _convolve(known: Tensor, weight: Tensor, count: int) -> Tensor:
     """known [.., width - 1 + count, channels] -> [.., count, channels], tap by tap in a fixed order."""
-    known, taps = known.float(), weight.t().float()
+    known, taps = known.float(), weight.t().float().contiguous()
     result = known[..., :count, :] * taps[0]
     for j in range(1, len(taps)):
-        result += known[..., j : j + count, :] * taps[j]
+        result.addcmul_(known[..., j : j + count, :], taps[j])
     return result
 
 
@@ -74,7 +81,7 @@ def _tree_sources(step: StateStep, width: int) -> Tensor:
 def _run(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: Tensor) -> None:
     width, capacity = weight.shape[1], pool.ring.shape[1]
     first, count, position = int(step.offsets[0]), int(step.counts), int(step.position)
-    known = torch.cat((_inputs_before(pool, step, "position", width)[0], x[first : first + count]))
+    known = torch.cat((_inputs_before(pool, _before(pool, step, "position"))[0], x[first : first + count]))
     out[first : first + count] = _convolve(known, weight, count)
 
     if int(step.end_base) > int(step.base):
@@ -83,48 +90,67 @@ def _run(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep, out: Tenso
         if line >= position:
             before = known[line - position : line - position + width - 1]
         else:
-            before = _inputs_before(pool, step, "end_base", width)[0]
-        pool.saved[int(step.write_slot)] = before
-    for export in step.exports:
-        pool.saved[export.slot] = known[export.line - position : export.line - position + width - 1]
-    kept = torch.arange(max(0, count - capacity), count, device=x.device)
-    pool.ring[step.rows, (position + kept) % capacity] = x[first + kept]
+            before = _inputs_before(pool, _before(pool, step, "end_base"))[0]
+        pool.store(step.fold_to, before)
+    for export, to in zip(step.exports, step.export_to, strict=True):
+        pool.store(to, known[export.line - position : export.line - position + width - 1])
+    kept = max(0, count - capacity)
+    cells = step.once(
+        ("ring", capacity), lambda: _run_cells(step, position + kept, position + count, capacity)
+    )
+    pool.append(cells, x[first + kept : first + count])
+
+
+def _run_cells(step: StateStep, begin: int, end: int, capacity: int) -> Cells:
+    position = torch.arange(begin, end, device=step.rows.device)
+    return _cells(step.rows.expand_as(position), position, capacity)
+
+
+def _cells(rows: Tensor, position: Tensor, capacity: int) -> Cells:
+    return Cells(rows, position, 1, rows * capacity + position % capacity)
 
 
 @dataclass(frozen=True)
 class _Before:
-    """Where the width - 1 inputs before a position are: in the slot, in the ring, or before the sequence."""
+    """Where the width - 1 inputs before a position are: in the ring, in the slot, or before the sequence.
 
-    slots: Tensor
+    ring   those that are there, zeros for the others
+    moved  [m]: which of them are in slots;  saved  [m]: which of a slot's each is
+    """
+
+    ring: Cells
+    slots: Checkpoints
+    moved: Tensor
     saved: Tensor
-    in_slot: Tensor
-    ring: Tensor
-    """[B * (width - 1)]: in the rings, whose rows are laid end to end."""
-    exists: Tensor
-    any_in_slot: bool
-    all_exist: bool
 
 
-def _locate(step: StateStep, position: Tensor, width: int, capacity: int) -> _Before:
-    wanted = position[:, None] + torch.arange(1 - width, 0, device=position.device)
-    in_slot = ((wanted < step.base[:, None]) & (wanted >= 0))[..., None]
-    exists = ((wanted >= 0) & (step.rows > 0)[:, None])[..., None]
+def _locate(step: StateStep, lanes: Tensor, position: Tensor, width: int, capacity: int) -> _Before:
+    rows, slots, base = step.rows[lanes], step.read_slot[lanes], step.base[lanes]
+    first = position[lanes] - (width - 1)
+    wanted = first[:, None] + torch.arange(width - 1, device=position.device)
+    exists = (wanted >= 0) & (rows > 0)[:, None]
+    in_slot = exists & (wanted < base[:, None])
+    lane, place = in_slot.nonzero(as_tuple=True)
+    empty = (in_slot | ~exists).flatten().nonzero().flatten()
+    where = rows[:, None] * capacity + wanted.clamp(min=0) % capacity
     return _Before(
-        slots=step.read_slot[:, None],
-        saved=(wanted - step.base[:, None] + width - 1).clamp(0, width - 2),
-        in_slot=in_slot,
-        ring=(step.rows[:, None] * capacity + wanted.clamp(min=0) % capacity).flatten(),
-        exists=exists,
-        any_in_slot=bool(in_slot.any()),
-        all_exist=bool(exists.all()),
+        ring=Cells(rows, first, width - 1, where.flatten(), empty if len(empty) else None),
+        slots=Checkpoints(rows[lane], slots[lane], base[lane]),
+        moved=lane * (width - 1) + place,
+        saved=wanted[lane, place] - base[lane] + width - 1,
     )
 
 
-def _inputs_before(pool: ConvState, step: StateStep, cursor: str, width: int) -> Tensor:
-    """[B, width - 1, channels]: the inputs before each lane's `cursor`, as they stand before this step."""
-    capacity = pool.ring.shape[1]
-    at = step.once((cursor, width), lambda: _locate(step, getattr(step, cursor), width, capacity))
-    found = pool.ring.flatten(0, 1).index_select(0, at.ring).unflatten(0, at.saved.shape)
-    if at.any_in_slot:
-        found = torch.where(at.in_slot, pool.saved[at.slots, at.saved], found)
-    return found if at.all_exist else torch.where(at.exists, found, 0)
+def _before(pool: ConvState, step: StateStep, cursor: str, lanes: Tensor | None = None) -> _Before:
+    """What is before that cursor of all lanes, or of some."""
+    width, capacity = pool.saved.shape[1] + 1, pool.ring.shape[1]
+    chosen = torch.arange(len(step.rows), device=step.rows.device) if lanes is None else lanes
+    return step.once((cursor, width), lambda: _locate(step, chosen, getattr(step, cursor), width, capacity))
+
+
+def _inputs_before(pool: ConvState, at: _Before) -> Tensor:
+    """[lanes, width - 1, channels], as they stand before this step."""
+    found = pool.read(at.ring)
+    if len(at.moved):
+        found.flatten(0, 1).index_copy_(0, at.moved, pool.load(at.slots, at.saved))
+    return found

@@ -1,0 +1,336 @@
+"""StateSan: every access to state is compared with what the plan meant.
+
+Operations tell, by the very indices they used, which places they read and wrote, for which row and at which position
+(`ops.places`). Telling only appends to a list. When the step is done, `settle` compares in a few batched operations:
+a read must find the stamp of the row's own tokens at that position, a write must be to a place that the row owns.
+Layers that used the same indices are compared together, so the cost hardly grows with their number; a layer that
+used others is compared by itself, and that is how a wrong slot in one layer is found.
+
+What the plan meant comes from the plan: rows, their tokens and where they stand, slots and pages given and freed.
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..config import Limits, pages_for
+from ..ops.places import Cells, Checkpoints, Context, PagePlaces
+from ..ops.step import StateStep
+from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
+from .accesses import Accesses, Group
+from .inspection import Check, Inspection
+from .kv_pool import KVPool
+from .poison import Poison
+from .stamps import Chains, Name, Stamps
+from .state_pool import StatePool
+
+NOBODY = -1
+"""The owner of a place that must not be written."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step, as the runner made it from its plan.
+
+    work               of each lane
+    tokens, positions  [T] of the flat batch
+    choosers, chosen   lanes that chose a token, and which
+    granted, used      by lane: the grant that was outstanding; was it used
+    exports            those that the step has filled
+    """
+
+    number: int
+    step: StateStep
+    work: tuple[RowWork, ...]
+    tokens: Tensor
+    positions: Tensor
+    choosers: tuple[int, ...]
+    chosen: Tensor
+    granted: Mapping[int, Grant]
+    used: Tensor
+    exports: tuple[Grant, ...]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """One element for each place, in whatever shape: whose it should be, what it should hold. index is [n]."""
+
+    rows: Tensor
+    position: Tensor
+    index: Tensor
+
+
+def stamp_bytes(places: int) -> int:
+    """Of a page, or a slot: one for each of its places, and its owner."""
+    return 8 * (places + 1)
+
+
+def one_row(limits: Limits) -> Limits:
+    """Of pools for a single request, of any length."""
+    slots = min(1, limits.num_slots)
+    return replace(limits, max_num_seqs=1, num_slots=slots, num_checkpoints=0, num_pages=limits.pages_per_row)
+
+
+class Sanitizer:
+    """The runner calls `apply` before a step and `settle` after it."""
+
+    def __init__(self, state: StatePool, kv: KVPool, limits: Limits, *, poison: bool = False) -> None:
+        device, rows = kv.table.device, limits.max_num_seqs
+        self._device, self._page_size, self._grid = device, limits.page_size, limits.fold_every
+        self._chains = Chains(rows, limits.pages_per_row * limits.page_size, device)
+        self._tickets = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._span = torch.zeros(2, rows + 1, dtype=torch.int64, device=device)
+        """Of each row: the tokens that this step may write, from .. to; none, if it is not of this step."""
+        self._slot_owner = torch.full((limits.num_slots + 1,), NOBODY, device=device)
+        self._page_owner = torch.full((limits.num_pages + 1,), NOBODY, device=device)
+        self._generations: dict[int, int] = {}
+        self._shared: dict[int, int] = {}
+        """How many pages of a row are not its own."""
+        self._checks: list[Check] = []
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        self._absorbed = _Places(nothing, nothing, nothing)
+        """The tokens of this step."""
+
+        pages = [(layer, "kv") for layer in kv.layers]
+        self._pages = Stamps.void(pages, (limits.num_pages + 1) * limits.page_size, device)
+        capacities = {
+            (layer, name): capacity
+            for layer, held in state.layers.items()
+            for name, capacity in held.capacities().items()
+        }
+        self._slots = Stamps.void(capacities, limits.num_slots + 1, device)
+        self._rings = {
+            capacity: Stamps.void(
+                [name for name, its in capacities.items() if its == capacity], (rows + 1) * capacity, device
+            )
+            for capacity in sorted(set(capacities.values()))
+        }
+        self._poison = Poison(state, kv) if poison else None
+        self._accesses = Accesses(slots=self._slots, rings=self._rings, pages=self._pages)
+        self._accesses.watch(state, kv)
+
+    # --- before a step: what the plan says ---
+
+    def apply(self, plan: StepPlan) -> None:
+        self._accesses.clear()  # of a step that broke off
+        self._checks = []
+        self._free(plan)
+        if self._poison:
+            self._poison.apply(plan)
+        for start in plan.starts:
+            self._start(start)
+        self._map(plan.pages)
+        for grant in (*plan.grants, *plan.exports):
+            self._slot_owner[grant.slot] = self._tickets[grant.row]
+        for start in plan.starts:
+            if start.base:
+                self._check_resumed(start, [p.page for p in plan.pages if p.row == start.row])
+
+    def _free(self, plan: StepPlan) -> None:
+        if plan.freed_slots:
+            slots = self._tensor(plan.freed_slots)
+            self._slots.clear(slots, 1)
+            self._slot_owner[slots] = NOBODY
+        if plan.freed_pages:
+            pages = self._tensor(plan.freed_pages)
+            self._pages.clear(pages, self._page_size)
+            self._page_owner[pages] = NOBODY
+
+    def _start(self, start: RowStart) -> None:
+        self._generations[start.row] = start.generation
+        self._shared[start.row] = start.base // self._page_size
+        self._chains.start(start.row, start.tokens)
+        self._tickets[start.row] = start.generation * len(self._tickets) + start.row
+        if start.own_slot:
+            self._slot_owner[start.own_slot] = self._tickets[start.row]
+        for capacity, stamps in self._rings.items():
+            stamps.clear(start.row, capacity)
+
+    def _map(self, maps: tuple[PageMap, ...]) -> None:
+        if maps:
+            shared = self._tensor([p.ordinal < self._shared[p.row] for p in maps]).bool()
+            owners = self._tickets[self._tensor([p.row for p in maps])]
+            self._page_owner[self._tensor([p.page for p in maps])] = owners.masked_fill(shared, NOBODY)
+
+    def _check_resumed(self, start: RowStart, pages: list[int]) -> None:
+        """The labels that the host went by: the checkpoint, and the pages before it."""
+        if start.read_slot:
+            row, base, slot = (self._tensor([x]) for x in (start.row, start.base, start.read_slot))
+            self._compare("resume", self._slots, self._slots.all, _Places(row, base, slot))
+        held = self._tensor(pages[: self._pages_for(start.base)])
+        self._compare_contexts("resume", self._pages.all, [Context(start.row, start.base, held)])
+
+    # --- after it: what was done ---
+
+    def settle(self, done: Done, further: Sequence[Check] = ()) -> Inspection:
+        """Compare all that the step told, and stamp what it wrote. `further` checks are reported with it."""
+        self._check_cursors(done)
+        groups = self._accesses.take()
+        for group in groups:
+            if group.what == "write":
+                self._check_write(group)
+            elif not isinstance(group.place, Context):
+                self._check_read(group)
+        self._check_contexts(groups, done.work)
+        self._check_all_wrote(groups, done.work)
+        self._check_published(done)
+        if self._poison:
+            self._checks.append(self._poison.check_padding())
+        return Inspection(done.number, self._generations, [*self._checks, *further])
+
+    def _check_cursors(self, done: Done) -> None:
+        """Does every lane stand where the plan means it to, and take the tokens that it means?"""
+        work, step = done.work, done.step
+        rows, begin, tokens = self._tensor(
+            [[w.row for w in work], [w.position for w in work], [w.tokens for w in work]]
+        )
+        end = begin + tokens
+        self._span.zero_()
+        self._span[:, rows] = torch.stack((begin, end))
+        lost = (step.rows != rows) | (step.position != begin)
+        self._add("cursor", [("-", "cursors")], _Places(rows, begin, step.rows.clone()), None, lost)
+        owners = rows.repeat_interleave(tokens)
+        self._absorbed = _Places(owners, done.positions + 1, owners)
+        other = self._chains.differ(owners, done.positions, done.tokens)
+        self._add("read", [("-", "tokens")], self._absorbed, None, other)
+        if done.choosers:  # the device knows tokens that no plan has sent
+            some = slice(None) if len(done.choosers) == len(work) else self._tensor(done.choosers)
+            self._chains.extend(rows[some], end[some], done.chosen)
+
+    def _check_read(self, group: Group) -> None:
+        place = group.place
+        if isinstance(place, Checkpoints):
+            wrong = self._compare("read", group.stamps, group.states, _of_checkpoints(place))
+            wrong.index_fill_(1, place.cold, False)
+        elif isinstance(place, Cells):
+            wrong = self._compare("read", group.stamps, group.states, _of_cells(place))
+            if place.empty is not None:
+                wrong.index_fill_(1, place.empty, False)
+
+    def _check_write(self, group: Group) -> None:
+        place = group.place
+        if isinstance(place, Checkpoints):
+            places = _of_checkpoints(place)
+            foreign = self._slot_owner[place.slots] != self._tickets[place.rows]
+            wrong = foreign | (place.position > self._span[1, place.rows])
+        elif isinstance(place, Cells):
+            assert place.count == 1
+            capacity = group.stamps.held.shape[1] // len(self._tickets)
+            places, outside = self._of_this_step(place.rows, place.first, place.where)
+            wrong = place.where != places.rows * capacity + (places.position - 1) % capacity
+            wrong = wrong if outside is None else wrong | outside
+        else:
+            assert isinstance(place, PagePlaces)
+            index = place.pages * self._page_size + place.offset
+            places, outside = self._of_this_step(place.rows, place.position, index)
+            foreign = self._page_owner[place.pages] != self._tickets[places.rows]
+            wrong = foreign | (place.offset != (places.position - 1) % self._page_size)
+            wrong = wrong if outside is None else wrong | outside
+        self._add("write", self._names(group), places, None, wrong)
+        group.stamps.write(group.states, places.index, self._chains.at(places.rows, places.position))
+
+    def _check_contexts(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+        """Those that were read by the same layers in one go; and each must be all of what the row has."""
+        end = {int(w.row): w.position + w.tokens for w in work}
+        contexts: dict[tuple[int, ...], list[Context]] = {}
+        for group in groups:
+            if isinstance(place := group.place, Context):
+                contexts.setdefault(tuple(group.states), []).append(place)
+                if place.length != end.get(place.row) or len(place.pages) != self._pages_for(place.length):
+                    self._blame("read", self._names(group), [place.row], place.length)
+        for states, several in contexts.items():
+            self._compare_contexts("read", states, several)
+
+    def _check_all_wrote(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+        """Every state keeps something of its last tokens. One that kept nothing was mistaken for another."""
+        rows = [int(w.row) for w in work if w.tokens and (w.position + w.tokens) % self._grid]
+        for stamps in (*self._rings.values(), self._pages):
+            wrote = {s for g in groups if g.what == "write" and g.stamps is stamps for s in g.states}
+            if rows and len(wrote) < len(stamps.names):
+                self._blame("write", [stamps.names[s] for s in stamps.all if s not in wrote], rows, 0)
+
+    def _of_this_step(self, rows: Tensor, first: Tensor, index: Tensor) -> tuple[_Places, Tensor | None]:
+        """If there is a place for each of the step's tokens, it is those that are meant, in their order. Else it is
+        what the operation says; and which of that this step has not absorbed."""
+        if len(index) == len(self._absorbed.index):
+            return replace(self._absorbed, index=index), None
+        begin, end = self._span[:, rows]
+        return _Places(rows, first + 1, index), (first < begin) | (first >= end)
+
+    def _compare(
+        self,
+        what: str,
+        stamps: Stamps,
+        states: Sequence[int],
+        places: _Places,
+    ) -> Tensor:
+        """[states, n]: which do not hold what they should; the caller may excuse some of them, in place."""
+        found = stamps.read(states, places.index)
+        wrong = found != self._chains.at(places.rows, places.position).flatten()
+        self._add(what, [stamps.names[state] for state in states], places, found, wrong)
+        return wrong
+
+    def _compare_contexts(self, what: str, states: Sequence[int], contexts: Sequence[Context]) -> None:
+        size = self._page_size
+        each = [(c, ordinal) for c in contexts for ordinal in range(len(c.pages))]
+        rows, first, length = self._tensor(
+            [[c.row for c, _ in each], [o * size for _, o in each], [c.length for c, _ in each]]
+        )
+        pages = torch.cat([c.pages for c in contexts]).long()
+        offset = torch.arange(size, device=self._device)
+        position = first[:, None] + offset + 1
+        places = _Places(
+            rows[:, None].expand_as(position), position, (pages[:, None] * size + offset).flatten()
+        )
+        wrong = self._compare(what, self._pages, states, places)
+        wrong.masked_fill_((position > length[:, None]).flatten(), False)
+
+    def _check_published(self, done: Done) -> None:
+        """A label is made of each: the slot must hold that line of the row's tokens, in every layer."""
+        grants = [*done.granted.values(), *done.exports]
+        if not grants:
+            return
+        rows, lines, slots = self._tensor(
+            [[g.row for g in grants], [g.line for g in grants], [g.slot for g in grants]]
+        )
+        used = torch.ones_like(rows, dtype=torch.bool)
+        used[: len(done.granted)] = done.used[self._tensor(list(done.granted))]
+        wrong = self._compare("publish", self._slots, self._slots.all, _Places(rows, lines, slots))
+        wrong.masked_fill_(~used, False)
+        self._slot_owner[slots] = self._slot_owner[slots].masked_fill(used, NOBODY)
+
+    def _names(self, group: Group) -> list[Name]:
+        """A wrong place is named once, for the first of the states."""
+        return [group.stamps.names[group.states[0]]]
+
+    def _blame(self, what: str, names: list[Name], rows: list[int], position: int) -> None:
+        """What the host sees without asking the device."""
+        blamed = self._tensor(rows)
+        places = _Places(blamed, torch.full_like(blamed, position), torch.zeros_like(blamed))
+        self._add(what, names, places, None, torch.ones(len(rows), dtype=torch.bool, device=self._device))
+
+    def _pages_for(self, length: int) -> int:
+        return pages_for(length, self._page_size)
+
+    def _add(
+        self, what: str, names: list[Name], places: _Places, found: Tensor | None, wrong: Tensor
+    ) -> None:
+        self._checks.append(Check(what, names, places.rows, places.index, places.position, found, wrong))
+
+    def _tensor(self, values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _of_checkpoints(at: Checkpoints) -> _Places:
+    # a step's rows lie in a buffer that the next step fills, perhaps before the findings are read
+    return _Places(at.rows.clone(), at.position, at.slots)
+
+
+def _of_cells(cells: Cells) -> _Places:
+    position = cells.first[:, None] + torch.arange(1, cells.count + 1, device=cells.where.device)
+    return _Places(cells.rows[:, None].expand_as(position), position, cells.where)

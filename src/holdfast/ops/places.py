@@ -1,0 +1,217 @@
+"""Places in the pools: what an operation reads and writes there, for which rows, at which positions.
+
+Operations touch state through the methods of ConvState, TemporalState and KVState, which take one of these and
+tell the watch, if there is one. So whoever watches sees the very indices that were used, and what was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Slots, one for each row: the state after `position` tokens. At 0 there is none, and it is not looked at.
+
+    rows, slots, position  [N]
+    """
+
+    rows: Tensor
+    slots: Tensor
+    position: Tensor
+
+    @cached_property
+    def cold(self) -> Tensor:
+        """Which of them have none."""
+        return (self.position == 0).nonzero().flatten()
+
+    @cached_property
+    def consecutive(self) -> slice | None:
+        return _consecutive(self.slots)
+
+    def read(self, saved: Tensor) -> Tensor:
+        """[N, ...], zero where there is none; perhaps a view."""
+        if self.consecutive is not None and not len(self.cold):
+            return saved[self.consecutive]
+        return saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Places in rings: of each row, those of its `count` tokens from `first` on.
+
+    rows, first  [N]
+    where        [N * count]: the rings of all rows laid end to end
+    empty        [m]: which of those hold no token of their row; what lies there is not looked at
+    """
+
+    rows: Tensor
+    first: Tensor
+    count: int
+    where: Tensor
+    empty: Tensor | None = None
+
+    def read(self, ring: Tensor) -> Tensor:
+        """[N, count, ...], zero where a place is empty"""
+        found = ring.flatten(0, 1).index_select(0, self.where)
+        if self.empty is not None:
+            found.index_fill_(0, self.empty, 0)
+        return found.unflatten(0, (len(self.rows), self.count))
+
+    def write(self, ring: Tensor, values: Tensor) -> None:
+        """values [N * count, ...]"""
+        ring.flatten(0, 1).index_copy_(0, self.where, values)
+
+
+@dataclass(frozen=True)
+class PagePlaces:
+    """Places in pages, one for each token: `position` of `rows`. All are [N]."""
+
+    rows: Tensor
+    position: Tensor
+    pages: Tensor
+    offset: Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """The pages of one row, in order, that hold its first `length` tokens."""
+
+    row: int
+    length: int
+    pages: Tensor
+
+    @cached_property
+    def consecutive(self) -> slice | None:
+        return _consecutive(self.pages)
+
+    def read(self, stored: Tensor) -> Tensor:
+        """[heads, length, head_dim]; perhaps a view."""
+        held = stored.index_select(0, self.pages) if self.consecutive is None else stored[self.consecutive]
+        return held.flatten(0, 1)[: self.length].transpose(0, 1)
+
+
+def _consecutive(ids: Tensor) -> slice | None:
+    """What they are as a slice, if they follow one another: then nothing needs to be gathered."""
+    if ids.device.type != "cpu" or not len(ids):
+        return None  # another device would have to be waited for
+    values = ids.tolist()
+    follow = slice(values[0], values[0] + len(values))
+    return follow if values == list(range(follow.start, follow.stop)) else None
+
+
+Place = Checkpoints | Cells | PagePlaces | Context
+
+
+class Watch(Protocol):
+    """Is told of every access to one state of one layer."""
+
+    def read(self, place: Place) -> None: ...
+
+    def wrote(self, place: Place) -> None: ...
+
+
+@dataclass(frozen=True)
+class ConvState:
+    """One causal convolution of one layer.
+
+    saved  [slots, width - 1, channels]  the inputs just before each checkpoint's position
+    ring   [rows, capacity, channels]    recent inputs, by position % capacity
+    """
+
+    saved: Tensor
+    ring: Tensor
+    watch: Watch | None = None
+
+    def load(self, at: Checkpoints, inputs: Tensor) -> Tensor:
+        """inputs [N]: which of its slot's is wanted -> [N, channels]"""
+        if self.watch:
+            self.watch.read(at)
+        where = at.slots * self.saved.shape[1] + inputs  # here, so that what was watched is what is read
+        return self.saved.flatten(0, 1).index_select(0, where)
+
+    def store(self, at: Checkpoints, values: Tensor) -> None:
+        if self.watch:
+            self.watch.wrote(at)
+        self.saved[at.slots] = values
+
+    def read(self, at: Cells) -> Tensor:
+        if self.watch:
+            self.watch.read(at)
+        return at.read(self.ring)
+
+    def append(self, at: Cells, values: Tensor) -> None:
+        if self.watch:
+            self.watch.wrote(at)
+        at.write(self.ring, values)
+
+
+@dataclass(frozen=True)
+class TemporalState:
+    """The big state of one layer.
+
+    saved    [slots, ...]           checkpoints, axes in the order that the operation declared
+    journal  {name: [rows, capacity, ...]}  what each token since the checkpoint added, by position % capacity
+    """
+
+    saved: Tensor
+    journal: dict[str, Tensor]
+    watch: Watch | None = None
+
+    @property
+    def capacity(self) -> int:
+        return next(iter(self.journal.values())).shape[1]
+
+    def load(self, at: Checkpoints) -> Tensor:
+        if self.watch:
+            self.watch.read(at)
+        return at.read(self.saved)
+
+    def store(self, at: Checkpoints, values: Tensor) -> None:
+        if self.watch:
+            self.watch.wrote(at)
+        self.saved[at.slots] = values
+
+    def read(self, at: Cells) -> dict[str, Tensor]:
+        if self.watch:
+            self.watch.read(at)
+        return {name: at.read(ring) for name, ring in self.journal.items()}
+
+    def append(self, at: Cells, entries: Mapping[str, Tensor]) -> None:
+        if self.watch:
+            self.watch.wrote(at)
+        for name, ring in self.journal.items():
+            at.write(ring, entries[name].to(ring.dtype))
+
+
+@dataclass(frozen=True)
+class KVState:
+    """Keys and values of one layer, each [pages, page_size, heads, its width]; 0 wide, if keys hold the values."""
+
+    keys: Tensor
+    values: Tensor
+    watch: Watch | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.keys, self.values))
+
+    @property
+    def page_size(self) -> int:
+        return self.keys.shape[1]
+
+    def store(self, at: PagePlaces, keys: Tensor, values: Tensor) -> None:
+        if self.watch:
+            self.watch.wrote(at)
+        for stored, fresh in zip(self, (keys, values), strict=True):
+            stored[at.pages, at.offset] = fresh.to(stored.dtype)
+
+    def read(self, at: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [heads, length, its width]"""
+        if self.watch:
+            self.watch.read(at)
+        return at.read(self.keys), at.read(self.values)

@@ -1,0 +1,88 @@
+"""A fault: a small patch of the engine, the scene in which it shows, and what must catch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+QWEN, LFM2, QWEN3, MAMBA2 = "qwen3_5", "lfm2", "qwen3", "mamba2"
+"""Gated delta nets with attention; short convolutions with attention; attention alone; state spaces alone."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: a prompt of its own, perhaps after one that others begin with as well."""
+
+    length: int
+    answer: int
+    shared: int = 0
+    after: int = 0
+    """Steps of the engine before it arrives."""
+    cancelled: int | None = None
+    """Steps before it is cancelled."""
+
+
+MIXED = (Ask(70, 24), Ask(17, 40), Ask(33, 30), Ask(5, 24), Ask(20, 28), Ask(49, 20))
+"""More requests than rows: the later ones take over rows, slots and pages."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    model: str = QWEN
+    asks: tuple[Ask, ...] = MIXED
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.model, self.asks, tuple(sorted(self.options.items())))
+
+
+ALONE = Scene(options=dict(enable_prefix_caching=False))
+SHORT_CONV = Scene(LFM2, options=dict(enable_prefix_caching=False))
+WINDOWS = Scene(
+    asks=(Ask(80, 30), Ask(21, 40), Ask(37, 30)),
+    options=dict(enable_prefix_caching=False, max_draft_tokens=4, max_num_batched_tokens=5),
+)
+"""Prompts come in windows of five tokens, which pass lines in the middle."""
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    published: str
+    """Where it was a defect."""
+    here: str
+    """What the patch does to this engine."""
+    caught_by: str
+    """stamps, full, or the name of a test"""
+    plant: Plant
+    scene: Scene = ALONE
+    contract: Callable[[], None] | None = None
+    """Of a fault that only a test catches: that test."""
+    slow: bool = False
+
+
+def wrap(patch: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+    """Replace owner.name by make(owner.name)."""
+    patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+class Spotlight:
+    """Which layer runs: for faults of one layer only."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *kinds: type) -> None:
+        self.layer = ""
+        for kind in kinds:
+            wrap(patch, kind, "forward", self._told)
+
+    def _told(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def told(layer: Any, *args: Any) -> Any:
+            self.layer = layer.name
+            return forward(layer, *args)
+
+        return told

@@ -1,0 +1,147 @@
+"""Runs a scene on the real engine and says what came of it."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tests.models.conformance import Tiny
+
+from holdfast.config import EngineConfig
+from holdfast.corruption import Finding, StateCorruption
+from holdfast.engine import Engine, build_engine
+from holdfast.models.base import CausalLM
+from holdfast.request import Request, SamplingParams
+
+from .fault import LFM2, MAMBA2, QWEN, QWEN3, Ask, Scene
+
+VOCAB = 256
+MODELS = {
+    QWEN: Tiny(
+        "Qwen3_5ForCausalLM",
+        dict(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=4,
+            layer_types=["linear_attention", "linear_attention", "full_attention", "full_attention"],
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            max_position_embeddings=512,
+        ),
+    ),
+    LFM2: Tiny(
+        "Lfm2ForCausalLM",
+        dict(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "full_attention"],
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=512,
+        ),
+    ),
+    QWEN3: Tiny(
+        "Qwen3ForCausalLM",
+        dict(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=512,
+        ),
+    ),
+    MAMBA2: Tiny(
+        "Mamba2ForCausalLM",
+        dict(hidden_size=32, num_heads=4, head_dim=16, state_size=8, n_groups=1, num_hidden_layers=2),
+    ),
+}
+OPTIONS = dict(max_num_seqs=4, max_model_len=192, page_size=16, num_pages=64, num_slots=10)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    tokens: tuple[tuple[int, ...], ...]
+    errors: tuple[StateCorruption | None, ...]
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for error in self.errors if error for finding in error.findings]
+
+
+@functools.cache
+def model_dir(name: str) -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-faults-"))
+    MODELS[name].build().save_pretrained(directory)
+    return directory
+
+
+@functools.cache
+def weights(name: str, device: str) -> CausalLM:
+    return build_engine(model_dir(name), EngineConfig(**OPTIONS, device=device)).runner.model
+
+
+def make_engine(scene: Scene, sanitizer: str) -> Engine:
+    config = EngineConfig(**{**OPTIONS, **scene.options}, sanitizer=sanitizer)
+    return build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
+
+
+def make_requests(asks: tuple[Ask, ...]) -> list[Request]:
+    generator = torch.Generator().manual_seed(7)
+    common = torch.randint(VOCAB, (256,), generator=generator).tolist()
+    made = []
+    for number, ask in enumerate(asks):
+        own = torch.randint(VOCAB, (ask.length,), generator=generator).tolist()
+        prompt = tuple((common[: ask.shared] + own)[: ask.length])
+        params = SamplingParams(max_tokens=ask.answer, temperature=0.0, ignore_eos=True)
+        made.append(Request(id=str(number), prompt=prompt, params=params))
+    return made
+
+
+def run(scene: Scene, sanitizer: str = "off") -> Outcome:
+    engine, requests = make_engine(scene, sanitizer), make_requests(scene.asks)
+    waiting = dict(enumerate(zip(scene.asks, requests, strict=True)))
+    step = 0
+    while waiting or engine.has_work:
+        for number, (ask, request) in list(waiting.items()):
+            if ask.after <= step:
+                engine.submit(request)
+                del waiting[number]
+        for ask, request in zip(scene.asks, requests, strict=True):
+            if ask.cancelled == step:
+                engine.cancel(request.id)
+        engine.step()
+        step += 1
+        assert step < 2000, "the engine does not come to an end"
+    return Outcome(tuple(tuple(r.output) for r in requests), tuple(r.error for r in requests))
+
+
+@functools.cache
+def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
+    model, asks, options = key
+    return run(Scene(model, asks, dict(options)), sanitizer)  # type: ignore[arg-type, call-overload]
+
+
+def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:
+    """Without any fault; the same scene is run once."""
+    return _healthy(scene.key, sanitizer)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,63 @@
+"""A healthy engine, served in every way: nothing is found, and no token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from .fault import LFM2, MAMBA2, MIXED, QWEN, QWEN3, Ask, Scene
+from .harness import healthy, one_thread
+
+SHARED = (
+    Ask(90, 40, shared=64),
+    Ask(80, 20, shared=64, after=3),
+    Ask(66, 60, shared=64, after=5, cancelled=30),
+    Ask(140, 20, shared=128, after=10),
+    Ask(131, 30, shared=128, after=40),
+    Ask(64, 10, shared=64, after=45),
+    *MIXED,
+)
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "no-overlap": dict(overlap=False),
+    "no-reuse": dict(enable_prefix_caching=False),
+    "pre-empted": dict(num_pages=20),
+    "few-slots": dict(num_slots=5),
+    "windows": dict(max_draft_tokens=4, max_num_batched_tokens=5),
+    "large-pages": dict(page_size=64, num_pages=24),
+    "small-steps": dict(max_num_batched_tokens=33),
+    "exact": dict(exact=True, max_num_batched_tokens=33),
+    "opposite-axis-order": dict(backend="reference_kv"),
+    "bfloat16-state": dict(state_dtype="bfloat16"),
+}
+EVERY_DAY = {
+    (QWEN, "plain"),
+    (QWEN, "pre-empted"),
+    (LFM2, "few-slots"),
+    (QWEN3, "small-steps"),
+    (MAMBA2, "plain"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def cases() -> list[Any]:
+    def case(model: str, way: str) -> Any:
+        marks = () if (model, way) in EVERY_DAY else pytest.mark.slow
+        return pytest.param(model, way, id=f"{model}-{way}", marks=marks)
+
+    return [case(model, way) for model in (QWEN, LFM2, QWEN3, MAMBA2) for way in WAYS]
+
+
+@pytest.mark.parametrize(("model", "way"), cases())
+def test_nothing_is_found(model: str, way: str) -> None:
+    scene = Scene(model, SHARED, WAYS[way])
+    guarded = healthy(scene, "full")
+    assert not guarded.findings, guarded.findings
+    assert guarded.tokens == healthy(scene).tokens
