@@ -24,6 +24,8 @@ def pytest_configure() -> None:
         from holdfast.cpu_isa import ensure_safe_bf16
 
         ensure_safe_bf16()
+        if not _has_gpu():
+            os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

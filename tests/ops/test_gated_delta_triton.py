@@ -1,0 +1,119 @@
+"""The Triton kernels for windows against the reference: the same outputs, journals and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdfast.ops import journal
+from holdfast.ops.gated_delta.reference import GatedDelta
+from holdfast.ops.places import TemporalState
+from holdfast.ops.step import StateStep
+
+from .steps import GRID, WINDOW, Heads, Lane, delta_inputs, delta_pool, make_step, seeded
+
+pytest.importorskip("triton")
+from holdfast.ops.gated_delta import triton as twin
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADS = [Heads(2, 4, 16, 6), Heads(1, 1, 16, 4), Heads(3, 3, 16, 32), Heads(1, 3, 32, 16)]
+BESIDE = 20
+"""Folds go to the slot so many further on."""
+everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
+KV = (0, 1, 3, 2)
+"""The twin stores [key, value], the logical order is [value, key]."""
+
+
+def on_device(step: StateStep) -> StateStep:
+    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
+    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+
+
+def filled_pool(heads: Heads, lanes: list[Lane], seed: int, dtype: torch.dtype, decay: str) -> TemporalState:
+    """Checkpoints and entries where the lanes have them, NaN everywhere else."""
+    rows, slots = max(lane.row for lane in lanes), max(lane.slot for lane in lanes) + BESIDE
+    pool = delta_pool(rows, slots, heads, dtype=dtype, swapped=True)
+    generator = seeded(seed)
+    for number, lane in enumerate(lanes):
+        if not lane.row:
+            continue
+        if lane.base:
+            state = torch.randn(pool.saved.shape[1:], generator=generator)
+            pool.saved[lane.slot] = state.to(dtype)
+        entries = delta_inputs(lane.position - lane.base, heads, seed + number, decay)
+        places = torch.arange(lane.base, lane.position) % pool.capacity
+        pool.journal["k"][lane.row, places] = entries["k"]
+        pool.journal["log_g"][lane.row, places] = entries["log_g"]
+        pool.journal["u"][lane.row, places] = entries["v"]
+    return TemporalState(pool.saved.to(DEVICE), {name: x.to(DEVICE) for name, x in pool.journal.items()})
+
+
+def copy(pool: TemporalState) -> TemporalState:
+    return TemporalState(pool.saved.clone(), {name: x.clone() for name, x in pool.journal.items()})
+
+
+def agree(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert torch.equal(got.isnan(), wanted.isnan()), "written where nothing should be, or not where it should"
+    got, wanted = got.double().nan_to_num(), wanted.double().nan_to_num()
+    assert float((got - wanted).norm()) <= tolerance * (1.0 + float(wanted.norm()))
+
+
+def compare(heads: Heads, lanes: list[Lane], *, seed: int, dtype: torch.dtype, decay: str) -> None:
+    step = on_device(make_step(lanes, write_slots=[lane.slot + BESIDE for lane in lanes]))
+    inputs = delta_inputs(sum(lane.count for lane in lanes), heads, seed, decay)
+    inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
+    expected = filled_pool(heads, lanes, seed + 100, dtype, decay)
+    found = copy(expected)
+    shape = inputs["v"].shape
+    wanted = torch.full(shape, torch.nan, device=DEVICE)
+    journal.advance(GatedDelta(KV), inputs, expected, step, wanted, exact=False)
+    out = torch.full(shape, torch.nan, device=DEVICE)
+    q, k = inputs.pop("q"), inputs.pop("k")
+    qk, tiles = torch.stack((q / 0.5, k), 1), twin.Tiles(values=16, warps=1)
+    twin.windows(qk, **inputs, pool=found, step=step, out=out, scale=0.5, tiles=tiles)
+    tolerance = 2e-6 if dtype is torch.float32 else float(torch.finfo(dtype).eps)
+    agree(out, wanted, tolerance)
+    agree(found.saved, expected.saved, tolerance)
+    for name, ring in expected.journal.items():
+        agree(found.journal[name], ring, tolerance)
+
+
+def lanes_at(window: int, seed: int) -> list[Lane]:
+    """Cold, in the middle, about to fold, crossing a line, short, empty, and padding."""
+    draws = seeded(seed)
+    lengths = [3, GRID - 1, GRID, GRID + WINDOW - 1]
+    lanes = [Lane(row=1, count=window)]
+    for row, length in enumerate(lengths, start=2):
+        base = GRID * int(torch.randint(0, 5, (), generator=draws))
+        lanes.append(Lane(row=row, count=window, position=base + length, base=base, slot=row))
+    lanes.append(Lane(row=0, count=0))
+    lanes.append(Lane(row=6, count=max(window - 1, 0), position=GRID + 3, base=GRID, slot=6))
+    lanes.append(Lane(row=7, count=0, position=2 * GRID, base=GRID, slot=7))
+    return lanes
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_windows_equal_the_reference(window: int) -> None:
+    compare(Heads(1, 2, 16, 6), lanes_at(window, window), seed=window, dtype=torch.float32, decay="mixed")
+
+
+def test_a_narrow_checkpoint_is_rounded_before_it_is_used() -> None:
+    dtype = (
+        torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+    )  # the interpreter has no right bfloat16
+    compare(Heads(1, 1, 16, 4), lanes_at(2, 9), seed=5, dtype=dtype, decay="mild")
+
+
+def test_a_step_of_nothing_but_folds() -> None:
+    lanes = [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)]
+    compare(Heads(1, 1, 16, 4), lanes, seed=6, dtype=torch.float32, decay="mild")
+
+
+@everywhere
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+@pytest.mark.parametrize("heads", HEADS, ids=["grouped", "one", "wide", "three to one"])
+@pytest.mark.parametrize("decay", ["weak", "mild", "strong", "violent", "mixed"])
+def test_every_shape_and_decay(window: int, heads: Heads, decay: str) -> None:
+    compare(heads, lanes_at(window, window), seed=window, dtype=torch.float32, decay=decay)
