@@ -3,11 +3,13 @@
 #   make chat MODEL=path/to/weights ARGS="--temperature 0.7"
 #   make test PYTEST_ARGS="-k radix -x"
 #   make install PYTHON=python3.12
+#   make fuzz MINUTES=60
 
 PYTHON ?= python3
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
+MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ DEV := $(VENV)/.dev
 HOST := $(HOST_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev chat test test-host test-slow lint format bench clean
+.PHONY: help install install-dev chat test test-host test-slow fuzz mutate lint format docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## what the targets do
@@ -45,6 +47,13 @@ test-host: $(HOST) ## the host column's tests, in an environment without torch
 test-slow: $(DEV) ## the full matrices
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+fuzz: $(DEV) ## random traffic over the whole engine, for MINUTES=10
+	$(BIN)/python -m tests.fuzz run $(MINUTES)
+
+mutate: $(DEV) ## does a test notice every small change of the code that owns state? writes docs/mutation.md
+	$(BIN)/python $(INSTALL) --editable '.[mutation]'
+	$(BIN)/python -m tests.mutation $(ARGS)
+
 lint: $(DEV) ## style (ruff) and types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,6 +62,9 @@ lint: $(DEV) ## style (ruff) and types (mypy)
 format: $(DEV) ## put the style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(RUNTIME) ## write docs/models.md from the registry
+	$(BIN)/python docs/models.py
 
 bench: $(DEV) ## every script in benchmarks/
 	@set -e; found=; for script in benchmarks/*.py; do \

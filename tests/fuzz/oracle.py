@@ -1,0 +1,74 @@
+"""What a request must answer: the model alone, its prompt whole, nothing overlapped or reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.config import EngineConfig
+from holdfast.engine import Engine, build_engine
+from holdfast.models.base import CausalLM
+from holdfast.request import Request, SamplingParams, TokenLogprob
+
+from .models import directory
+
+MAX_MODEL_LEN = 256
+TOP = 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the numbers depend on. In normal mode another grid is but another rounding; in exact mode, other bits."""
+
+    model: str
+    exact: bool
+    fold_every: int
+
+
+@dataclass
+class Oracle:
+    """Answers to the same question are computed once."""
+
+    _engines: dict[Setting, Engine] = field(default_factory=dict)
+    _answers: dict[tuple[object, ...], tuple[TokenLogprob, ...]] = field(default_factory=dict)
+
+    def answer(
+        self, setting: Setting, prompt: Sequence[int], count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[TokenLogprob, ...]:
+        """`count` tokens, whatever would end the answer earlier; fewer where the context ends."""
+        key = (setting, tuple(prompt), temperature, seed)
+        count = min(count, MAX_MODEL_LEN - len(prompt))
+        if len(self._answers.get(key, ())) < count:
+            self._answers[key] = self._ask(setting, tuple(prompt), count, temperature, seed)
+        return self._answers[key][:count]
+
+    def weights(self, model: str) -> CausalLM | None:
+        """Of a model that was loaded before."""
+        return next((e.runner.model for s, e in self._engines.items() if s.model == model), None)
+
+    def _ask(
+        self, setting: Setting, prompt: tuple[int, ...], count: int, temperature: float, seed: int
+    ) -> tuple[TokenLogprob, ...]:
+        engine = self._engines.get(setting)
+        if engine is None:
+            engine = self._engines[setting] = self._build(setting)
+        params = SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, logprobs=TOP)
+        request = Request("oracle", prompt, params, seed=seed)
+        engine.submit(request)
+        while engine.has_work:
+            engine.step()
+        return tuple(request.logprobs)
+
+    def _build(self, setting: Setting) -> Engine:
+        config = EngineConfig(
+            exact=setting.exact,
+            fold_every=setting.fold_every,
+            max_num_seqs=1,
+            max_model_len=MAX_MODEL_LEN,
+            overlap=False,
+            enable_prefix_caching=False,
+        )
+        return build_engine(directory(setting.model), config, weights_of=self.weights(setting.model))
+
+
+ORACLE = Oracle()

@@ -1,0 +1,76 @@
+"""The fuzzer's fixed seeds, and proof that it finds what is planted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from tests.fuzz.machine import fuzz, table
+from tests.fuzz.models import MODELS
+from tests.fuzz.world import Script, replay
+
+from holdfast.memory.state_pool import StatePool
+from holdfast.plan import RowStart
+
+MUST_HAPPEN = (
+    "cancelled after its end",
+    "cancelled in flight",
+    "cancelled running",
+    "cancelled waiting",
+    "ended: cancelled",
+    "ended: length",
+    "ended: stop",
+    "evicted checkpoints",
+    "evicted pages",
+    "grid crossings",
+    "hits",
+    "pre-emptions",
+    "publishes",
+    "tokens compared",
+)
+
+
+def profile(runs: int, *phases: Phase) -> settings:
+    return settings(
+        max_examples=runs,
+        stateful_step_count=20,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=phases or [Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_the_whole_engine_under_random_traffic(tmp_path: Path) -> None:
+    covered: Counter[str] = Counter()
+    for model in MODELS:
+        covered.update(fuzz(model, profile(4), tmp_path / "failure.json"))
+    print(table(covered))
+    assert not [what for what in MUST_HAPPEN if not covered[what]]
+    assert covered["ties"] < 0.01 * covered["tokens compared"]
+
+
+def test_a_planted_fault_is_found_and_its_script_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new tenant of a row keeps the journal of the one before it."""
+    start = StatePool.start
+
+    def keeps_the_length(pool: StatePool, starts: tuple[RowStart, ...]) -> None:
+        rows = [start.row for start in starts]
+        before = pool.cursors.length[rows].clone()
+        start(pool, starts)
+        pool.cursors.length[rows] = before % 2
+
+    script = tmp_path / "failure.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePool, "start", keeps_the_length)
+        with pytest.raises(AssertionError) as found:
+            fuzz("gated-delta", profile(60, Phase.generate), script)
+        assert f"python -m tests.fuzz replay {script}" in "".join(found.value.__notes__)
+        with pytest.raises(AssertionError, match=r"the device stands elsewhere|the sanitizer found"):
+            replay(Script.read(script))
+    replay(Script.read(script))

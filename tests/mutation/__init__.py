@@ -1,0 +1,1 @@
+"""Mutation testing of what owns and moves state: `make mutate`, or `python -m tests.mutation`."""

@@ -1,0 +1,156 @@
+"""`holdfast verify` on the demo model: what it says of a sound engine, and of one with a planted fault."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import cli
+from holdfast.memory.state_pool import StatePool
+from holdfast.models.demo import demo_model_dir
+from holdfast.verify.cells import CELLS, LIBRARY, cell_names
+from holdfast.verify.matrix import Matrix
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def verify(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    status = cli.main(["verify", "--quick", "--json", *argv])
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, {cell["cell"]: cell for cell in told["cells"]} | {"equal": told["equal"]}
+
+
+def cells(*names: str) -> list[str]:
+    return [word for name in names for word in ("--cell", name)]
+
+
+def test_a_sound_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = verify(capsys, *cells("pre-empted", "cancelled-company", "hits", LIBRARY))
+    assert status == 0 and told["equal"]
+    assert told["pre-empted"]["result"] == told[LIBRARY]["result"] == "equal"
+    assert told["pre-empted"]["happened"]["pre-emptions"] > 0
+    assert told["cancelled-company"]["happened"]["cancellations"] > 0
+    assert told["hits"]["happened"]["hits"] > 0
+    assert told[LIBRARY]["positions"] == 8 * 24
+    assert 0 < told[LIBRARY]["worst"] < 1e-4
+
+
+def test_exact_mode_is_held_to_its_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = verify(capsys, *cells("exact-together"))
+    assert status == 0 and told["exact-together"]["worst"] == 0.0
+
+
+def test_lower_precision_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = verify(capsys, "--dtype", "bfloat16", *cells("chunks-of-7", LIBRARY, "exact-together"))
+    assert status == 0
+    assert told["chunks-of-7"]["result"] == told[LIBRARY]["result"] == "KL"
+    assert 0 < told[LIBRARY]["worst"] < 0.05
+    assert told["exact-together"]["result"] == "skipped"
+
+
+def test_a_planted_fault_is_found_and_can_be_seen_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lanes that read each other's checkpoints: no single request would notice."""
+    begin = StatePool.begin
+
+    def mixed_up(pool: StatePool, **given: Any) -> Any:
+        step = begin(pool, **given)
+        return dataclasses.replace(step, read_slot=step.read_slot.roll(1))
+
+    monkeypatch.setattr(StatePool, "begin", mixed_up)
+    assert cli.main(["verify", "--quick", "--seed", "3", *cells("together", LIBRARY)]) == 1
+    printed = capsys.readouterr().out
+    assert "2 cells: 1 differs, 1 equal" in printed
+    assert "of 8 answers; prompt" in printed and "of the answer: expected" in " ".join(printed.split())
+
+    [again] = [line for line in printed.splitlines() if "again: " in line]
+    program, *words = shlex.split(again.partition("again: ")[2])
+    assert program == "holdfast" and cli.main(words) == 1
+    repeated = capsys.readouterr().out
+    assert [line for line in repeated.splitlines() if "answers; prompt" in line] == [
+        line for line in printed.splitlines() if "answers; prompt" in line
+    ]
+    status, told = verify(capsys, *cells("together"))
+    assert status == 1 and told["together"]["worst"] is None, "JSON knows no infinity"
+
+    monkeypatch.undo()
+    assert cli.main(words) == 0
+
+
+def test_an_engine_that_breaks_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = StatePool.begin
+
+    def breaks(pool: StatePool, **given: Any) -> Any:
+        if len(given["rows"]) > 1:
+            raise RuntimeError("lost")
+        return begin(pool, **given)
+
+    monkeypatch.setattr(StatePool, "begin", breaks)
+    status, told = verify(capsys, *cells("together"))
+    assert status == 1 and told["together"]["detail"] == "RuntimeError: lost"
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "transformers":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert cli.main(["verify", "--quick", *cells(LIBRARY)]) == 0
+    assert "not installed" in capsys.readouterr().out
+
+
+def test_a_cell_where_nothing_happened_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Matrix, "_tight", lambda *_: {})
+    status, told = verify(capsys, *cells("pre-empted"))
+    assert status == 1
+    assert told["pre-empted"]["detail"] == "there were no pre-emptions, so nothing is shown"
+
+
+def test_weights_are_loaded_once() -> None:
+    matrix = Matrix(demo_model_dir(), quick=True)
+    first, second = (matrix._engine(options) for options in ({}, {"exact": True}))
+    assert first.runner.model.embed.weight is second.runner.model.embed.weight
+    assert first.runner.model.ops is not second.runner.model.ops
+
+
+def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["verify", "--cell", "chunks-of-8"])
+    assert exit.value.code == 2
+    assert "--cell chunks-of-8: the cells are together, " in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(tmp_path)]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_the_matrix_itself() -> None:
+    names = [cell.name for cell in CELLS]
+    assert len(set(names)) == len(names)
+    assert set(cell_names(quick=True)) < set(cell_names())
+    assert {what for cell in CELLS for what in cell.must} == {"pre-emptions", "cancellations", "hits"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_every_cell(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "--seed", str(seed)]) == 0, capsys.readouterr().out
