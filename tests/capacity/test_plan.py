@@ -153,11 +153,11 @@ def test_told_to_people(tmp_path: Path) -> None:
     for figure in (
         "Capacity on cuda, bfloat16, recurrent state float32",
         "weights       7.83 GiB",
-        "64 slots of 49.12 MiB",
+        "320 slots of 49.12 MiB, 256 of them to keep prefixes",
         "64 rows of 9.89 MiB; a further draft token adds 1.69 MiB",
         "total        80.00 GiB  of 80.00 GiB",
         "requests of 2,048 tokens: 64 at once; rows bind first: raise max_num_seqs",
-        "requests of 262,144 tokens: 8 at once; pages bind first: raise memory (8.00 GiB each)",
+        "requests of 262,144 tokens: 6 at once; pages bind first: raise memory (8.00 GiB each)",
     ):
         assert figure in text
     assert max(map(len, text.splitlines())) < 110

@@ -40,12 +40,12 @@ def damaged_logprobs(
     faults = [
         Fault(layer, state, kind)
         for layer in range(oracle.num_layers)
-        for state in _states(swapped.layers[layer])
+        for state in _states(swapped, layer)
         for kind in KINDS
     ]
     cache = _absorbed(oracle, prompt, 1 + len(faults))
     for row, fault in enumerate(faults, 1):
-        states = (_states(c.layers[fault.layer])[fault.state] for c in (cache, swapped, delayed))
+        states = (_states(c, fault.layer)[fault.state] for c in (cache, swapped, delayed))
         _damage(fault, row, *states)
     tokens = torch.tensor(oracle.run(prompt, steps).tokens).expand(1 + len(faults), -1)
     rows = torch.cat([oracle.step(tokens[:, i : i + 1], cache) for i in range(steps)], dim=1)
@@ -73,11 +73,15 @@ def _absorbed(oracle: Oracle, tokens: Sequence[int], batch: int) -> Any:
     return cache
 
 
-def _states(layer: Any) -> dict[str, Tensor]:
+def _states(cache: Any, number: int) -> dict[str, Tensor]:
     """A layer's states by name, as the cache holds them; the first axis is the batch."""
-    if hasattr(layer, "keys"):
-        return {"keys": layer.keys, "values": layer.values}
-    named = {"conv": layer.conv_states[0], "temporal": layer.recurrent_states[0]}
+    fixed_decay = getattr(cache, "linear_cache", ())  # a list with [] for the other layers
+    if number < len(fixed_decay) and len(fixed_decay[number]):
+        return {"temporal": fixed_decay[number]}
+    layer = cache.layers[number]
+    named = {name: getattr(layer, name, None) for name in ("keys", "values")}
+    if hasattr(layer, "conv_states"):
+        named |= {"conv": layer.conv_states[0], "temporal": layer.recurrent_states[0]}
     return {name: state for name, state in named.items() if state is not None}
 
 

@@ -35,6 +35,7 @@ def _hidden(*packages: str) -> Iterator[None]:
 
 
 with _hidden("fla", "causal_conv1d", "mamba_ssm"):
+    import transformers
     from transformers import (
         Lfm2Config,
         Lfm2ForCausalLM,
@@ -59,6 +60,24 @@ logging.disable_progress_bar()
 VOCAB = 512
 LFM2, QWEN3_5, QWEN3_5_VL = "Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"
 MAMBA2, LLAMA, QWEN3 = "Mamba2ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"
+OTHERS = {
+    "Bamba": "Config",
+    "FalconH1": "Config",
+    "FalconMamba": "Config",
+    "GraniteMoeHybrid": "Config",
+    "Jamba": "Config",
+    "KimiLinear": "Config",
+    "Lfm2Moe": "Config",
+    "Mamba": "Config",
+    "MiniMax": "Config",
+    "NemotronH": "Config",
+    "OlmoHybrid": "Config",
+    "Qwen3Moe": "Config",
+    "Qwen3Next": "Config",
+    "Qwen3_5Moe": "TextConfig",
+    "Zamba2": "Config",
+}
+"""Families without models of their own here, and what their configs are called."""
 ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     LFM2: (Lfm2Config, Lfm2ForCausalLM),
     QWEN3_5: (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
@@ -66,6 +85,13 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] =
     MAMBA2: (Mamba2Config, Mamba2ForCausalLM),
     LLAMA: (LlamaConfig, LlamaForCausalLM),
     QWEN3: (Qwen3Config, Qwen3ForCausalLM),
+    **{
+        f"{family}ForCausalLM": (
+            getattr(transformers, f"{family}{config}"),
+            getattr(transformers, f"{family}ForCausalLM"),
+        )
+        for family, config in OTHERS.items()
+    },
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from .models import ARCHITECTURES
 
@@ -52,6 +53,7 @@ class Oracle:
         self.model: Any = model.from_pretrained(directory, **options).eval()
         taken = inspect.signature(self.model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
+        self._takes_positions = "position_ids" in taken
         self.num_layers: int = self.model.config.get_text_config().num_hidden_layers
         self._runs: dict[tuple[int, ...], OracleRun] = {}
 
@@ -75,7 +77,12 @@ class Oracle:
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DynamicCache) -> Tensor:
         """Absorb `tokens` [batch, n] into the cache; log-probabilities [batch, n, vocabulary] after each."""
-        logits = self.model(tokens, use_cache=True, **{self._cache_name: cache}).logits
+        options: dict[str, Any] = {self._cache_name: cache}
+        if self._takes_positions:  # not every model counts what the cache holds, nor does every cache
+            before = getattr(cache, "absorbed", 0)
+            options["position_ids"] = before + torch.arange(tokens.shape[1]).expand(tokens.shape)
+            cache.absorbed = before + tokens.shape[1]
+        logits = self.model(tokens, use_cache=True, **options).logits
         return torch.log_softmax(logits.float(), dim=-1)
 
     def score(self, tokens: Sequence[int]) -> Tensor:
@@ -83,6 +90,8 @@ class Oracle:
         return self.step(torch.tensor([tuple(tokens)]), self.new_cache())[0]
 
     def new_cache(self) -> DynamicCache:
+        if self.model.config.model_type == "minimax":
+            return MiniMaxCache()
         cache = DynamicCache(config=self.model.config)
         if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
             # the length is asked of an attention layer, and there is none

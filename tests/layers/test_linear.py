@@ -70,3 +70,22 @@ def test_divided_inputs_add_up_and_the_bias_is_added_once(whole: Linear) -> None
 def test_a_part_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="not a multiple of the 3 ranks"):
         Linear(build(Silent(0, 3)), 12, 20, split="out")
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 40])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_weight_gives_the_same_products(tokens: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    ops = choose("reference", exact=False)
+    weight, x = torch.randn(70, 33, generator=generator), torch.randn(tokens, 66, generator=generator)[:, ::2]
+    added = torch.randn(70, generator=generator) if bias else None
+    packed = ops.packed(weight)
+    torch.testing.assert_close(ops.linear(x, packed, added), ops.linear(x, weight, added))
+    dense = packed.to_dense() if packed.is_mkldnn else packed
+    assert torch.equal(dense, weight)
+
+
+@pytest.mark.parametrize(("exact", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_a_weight_whose_products_must_not_change_is_not_packed(exact: bool, dtype: torch.dtype) -> None:
+    weight = torch.randn(8, 8).to(dtype)
+    assert choose("reference", exact=exact).packed(weight) is weight

@@ -60,21 +60,22 @@ class Tiny:
 def _redraw(model: transformers.PreTrainedModel, generator: torch.Generator) -> None:
     """Mixers as loud as the residual stream, decays of few tokens to hundreds, a head that does not echo."""
     tied = model.config.tie_word_embeddings
-    for name, weight in sorted(model.named_parameters()):
+    norms = {name: weight for name, weight in model.named_parameters() if name.endswith("norm.weight")}
+    zero_centred = [weight for weight in norms.values() if not weight.any()]  # these multiply by 1 + weight
+    biases = [(name, bias) for name, bias in model.named_buffers() if name.endswith("bias")]
+    for name, weight in sorted([*model.named_parameters(), *biases]):
         weight.copy_(_drawn(name, torch.randn(weight.shape, generator=generator)))
     loudness = 2.5 / math.sqrt(model.config.hidden_size)
     if tied:
         _final_norm(model).weight.mul_(-loudness)
     else:  # away from the token just read, which would be its own most likely successor
         model.lm_head.weight.sub_(model.get_input_embeddings().weight).mul_(loudness / math.sqrt(2))
-    if "Qwen3_5" in type(model).__name__:  # its norms multiply by 1 + weight, but for the one before the gate
-        for name, weight in model.named_parameters():
-            if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-                weight.sub_(1.0)
+    for weight in zero_centred:
+        weight.sub_(1.0)
 
 
 def _final_norm(model: transformers.PreTrainedModel) -> Any:
-    names = ("backbone.norm_f", "model.embedding_norm", "model.norm")
+    names = ("backbone.norm_f", "model.norm_f", "model.embedding_norm", "model.final_layernorm", "model.norm")
     return next(module for name, module in model.named_modules() if name in names)
 
 

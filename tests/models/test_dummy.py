@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.capacity.shapes import ZOO
 
 from holdfast import LLM, SamplingParams
 from holdfast.blueprint import Blueprint
@@ -22,6 +23,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"num_hidden_layers": 2, "tie_word_embeddings": True},
     "Qwen3ForCausalLM": {"num_hidden_layers": 2, "head_dim": 16},
     "Mamba2ForCausalLM": {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "n_groups": 2},
+    "Qwen3_5MoeForConditionalGeneration": {"text_config": ZOO["qwen3_5_moe"] | {"vocab_size": 259}},
+    **{config["architectures"][0]: config | {"vocab_size": 259} for config in ZOO.values()},
 }
 SHARED = {"vocab_size": 259, "hidden_size": 64}
 HEADS = {"intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -31,9 +34,9 @@ HEADS = {"intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """config.json and nothing else."""
     config = dict(CONFIGS[request.param])
-    if request.param.startswith(("Lfm2", "Llama", "Qwen3For")):
+    if request.param.startswith(("Lfm2For", "Llama", "Qwen3For")):
         config |= SHARED | HEADS | {"max_position_embeddings": 512}
-    elif request.param.startswith("Mamba2"):
+    elif request.param.startswith("Mamba2For"):
         config |= SHARED
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [request.param]}))
     return tmp_path
@@ -52,8 +55,8 @@ def test_every_weight_is_filled_and_the_same_again(directory: Path) -> None:
 
 
 def test_no_two_weights_and_no_two_rows_are_alike(directory: Path) -> None:
-    matrices = [tensor for tensor in weights(directory).values() if tensor.ndim == 2]
-    starts = [tuple(row[:4].tolist()) for matrix in matrices for row in matrix]
+    matrices = {tensor.data_ptr(): tensor for tensor in weights(directory).values() if tensor.ndim == 2}
+    starts = [tuple(row[:4].tolist()) for matrix in matrices.values() for row in matrix]
     assert len(set(starts)) == len(starts)
 
 

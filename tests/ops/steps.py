@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from holdfast.config import journal_capacity, ring_capacity
-from holdfast.ops.step import ConvState, Export, StateStep, TemporalState, Tree
+from holdfast.ops.places import ConvState, TemporalState
+from holdfast.ops.step import Export, StateStep, Tree
 
 GRID = 16
 WINDOW = 4

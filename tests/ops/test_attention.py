@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdfast.ops.backend import choose
+from holdfast.ops.places import KVState
 from holdfast.ops.step import Tree
 
 from .steps import Lane, make_step, same_bits, seeded
@@ -40,7 +41,7 @@ class Paged:
         shuffled = torch.randperm(rows * ordinals, generator=seeded(seed)) + 1
         self.table = torch.cat((torch.zeros(1, ordinals), shuffled.reshape(rows, ordinals))).int()
         empty = torch.full((rows * ordinals + 1, page, key_heads, dim), torch.nan)
-        self.pool = (empty, empty.clone())
+        self.pool = KVState(empty, empty.clone())
         generator = seeded(seed + 1)
         tokens = sum(lane.count for lane in lanes)
         self.queries = torch.randn(tokens, query_heads, dim, generator=generator)
@@ -57,7 +58,7 @@ class Paged:
         fresh = [
             [known[lane.position :] for known in c] for lane, c in zip(self.lanes, self.context, strict=True)
         ]
-        empty = self.pool[0].new_zeros(0, *self.pool[0].shape[2:])
+        empty = self.pool.keys.new_zeros(0, *self.pool.keys.shape[2:])
         keys, values = (torch.cat([empty, *(part[i] for part in fresh)]) for i in range(2))
         step = make_step(self.lanes, tree=tree)
         return choose("reference", exact=exact).attention(
@@ -123,7 +124,7 @@ def test_what_a_step_stores_is_what_the_next_one_reads(exact: bool) -> None:
         out, wanted = part.run(exact=exact), expected[position : position + count]
         torch.testing.assert_close(out, wanted, rtol=0, atol=2e-6)
         position += count
-    assert same_bits(pieces.pool[0], whole.pool[0]) and same_bits(pieces.pool[1], whole.pool[1])
+    assert same_bits(pieces.pool.keys, whole.pool.keys) and same_bits(pieces.pool.values, whole.pool.values)
 
 
 @modes
@@ -175,3 +176,19 @@ def test_any_lanes(data: st.DataObject) -> None:
     heads = data.draw(st.sampled_from([(2, 1), (3, 3)]))
     paged = Paged(lanes, page=data.draw(st.integers(1, 9)), heads=heads)
     paged.check(paged.run(exact=data.draw(st.booleans())))
+
+
+@modes
+def test_values_may_be_channels_of_what_is_kept_as_keys(exact: bool) -> None:
+    """Latents, of which all heads read the same: one tensor in the pages, the values its first channels."""
+    lanes = [Lane(1, 2, position=5), Lane(0, 1), Lane(2, 1), Lane(3, 40, position=9)]
+    paged = Paged(lanes, page=4, heads=(3, 1), dim=8)
+    pool = KVState(paged.pool.keys, paged.pool.keys[..., :0])
+    fresh = torch.cat(
+        [keys[lane.position :, 0] for lane, (keys, _) in zip(lanes, paged.context, strict=True)]
+    )
+    out = choose("reference", exact=exact).latent_attention(
+        paged.queries, fresh, pool, paged.table, make_step(lanes), SCALE, value_dim=5
+    )
+    paged.context = [[keys, keys[..., :5]] for keys, _ in paged.context]
+    paged.check(out)

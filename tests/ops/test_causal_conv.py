@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.ops.causal_conv.reference import causal_conv
-from holdfast.ops.step import ConvState, Export
+from holdfast.ops.places import ConvState
+from holdfast.ops.step import Export
 
 from .steps import GRID, WINDOW, Lane, conv_pool, make_step, same_bits, seeded
 

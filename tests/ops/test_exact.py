@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdfast.ops.backend import Ops, choose
+from holdfast.ops.places import KVState
 
 from .steps import Heads, Lane, conv_pool, delta_inputs, delta_pool, make_step, same_bits, seeded
 
@@ -34,12 +35,14 @@ def rowwise(ops: Ops, width: int) -> dict[str, Op]:
     return {
         "linear": lambda x: ops.linear(x, weight(7, width)),
         "wide linear": lambda x: ops.linear(x, weight(300, width), weight(300)),
+        "linear per head": lambda x: ops.linear_per_head(heads(x), weight(2, 9, half)),
         "rms_norm": lambda x: ops.rms_norm(x, per_token, 1e-6),
         "rms_norm of heads": lambda x: ops.rms_norm(heads(x), weight(half), 1e-6, zero_centred=True),
         "gated_rms_norm": lambda x: ops.gated_rms_norm(heads(x), heads(x).flip(-1), weight(half), 1e-6),
         "gate first": lambda x: ops.gated_rms_norm(x, x.flip(-1), per_token, 1e-6, gate_first=True),
         "l2_norm": lambda x: ops.l2_norm(heads(x)),
         "silu": ops.silu,
+        "gelu": ops.gelu,
         "sigmoid": lambda x: ops.sigmoid(heads(x)),
         "softplus": ops.softplus,
         "log_softmax": ops.log_softmax,
@@ -103,7 +106,7 @@ def serve(lanes: list[Lane], tokens: dict[int, dict[str, Tensor]], heads: Heads)
     outputs = [
         EXACT.gated_delta(**flat, pool=delta_pool(rows, rows, heads), step=step),
         EXACT.causal_conv(x, weight(channels, 4), None, conv_pool(rows, rows, channels, 4), step),
-        EXACT.attention(flat["q"], flat["k"], flat["k"], (empty, empty.clone()), table, step, 0.5),
+        EXACT.attention(flat["q"], flat["k"], flat["k"], KVState(empty, empty.clone()), table, step, 0.5),
     ]
     first = step.offsets.tolist()
     return {lane.row: [out[first[i] : first[i + 1]] for out in outputs] for i, lane in enumerate(lanes)}

@@ -67,16 +67,14 @@ def off(got: Tensor, wanted: Tensor) -> float:
 
 def by_journal(state: Tensor, inputs: dict[str, Tensor], at_once: int) -> tuple[Tensor, Tensor]:
     """No more than GRID tokens, `at_once` in a window: outputs, and the fold."""
-    tokens = len(inputs["x"])
-    entries = {name: x.new_zeros(1, GRID, *x.shape[1:]) for name, x in RULE.entries(inputs).items()}
+    entries = {name: inputs[name][None, :0] for name in ("x", "b", "dt", "log_decay")}
     outputs = []
-    for first in range(0, tokens, at_once):
+    for first in range(0, len(inputs["x"]), at_once):
         window = {name: x[None, first : first + at_once] for name, x in inputs.items()}
-        at = torch.arange(first, min(first + at_once, tokens))[None]
-        for name, x in RULE.entries(window).items():
-            entries[name][0, at[0]] = x[0]
-        visible = torch.arange(GRID) <= at[..., None]
-        outputs.append(RULE.attend(state[None], entries, window, at, visible)[0])
+        chain = torch.ones(window["x"].shape[1], window["x"].shape[1], dtype=torch.bool).tril()
+        result, fresh = RULE.attend(state[None], entries, window, chain)
+        entries = {name: torch.cat((held, fresh[name]), 1) for name, held in entries.items()}
+        outputs.append(result[0])
     return torch.cat(outputs), RULE.fold(state[None], entries)[0]
 
 
@@ -139,16 +137,19 @@ def test_rounded_activations_are_the_same_bits_in_every_form() -> None:
 
 
 def test_a_token_sees_what_is_visible_and_nothing_else() -> None:
-    """Hidden entries, of other branches or of tokens rejected, neither add nor decay."""
+    """Hidden tokens, of other branches, neither add nor decay; nor do places that hold nothing."""
     inputs = Case("mixed").draw(GRID)
+    held = {name: inputs[name][None, :4].clone() for name in ("x", "b", "dt", "log_decay")}
+    for entry in held.values():
+        entry[:, 2:] = 0
+    sees = torch.ones(12, 12, dtype=torch.bool).tril()
+    sees[-1] = False
+    sees[-1, [0, 5, 11]] = True
+    window = {name: x[None, 4:] for name, x in inputs.items()}
+    result, _ = RULE.attend(start()[None], held, window, sees)
     path = [0, 1, 4, 9, 15]
-    entries = {name: x[None] for name, x in RULE.entries(inputs).items()}
-    visible = torch.zeros(1, 1, GRID, dtype=torch.bool)
-    visible[..., path] = True
-    one = {name: x[None, 15:] for name, x in inputs.items()}
-    result = RULE.attend(start()[None], entries, one, torch.tensor([[15]]), visible)
     wanted, _ = recurrent(start().double(), {name: x[path] for name, x in inputs.items()})
-    assert off(result[0, 0], wanted[-1]) < 1e-6
+    assert off(result[0, -1], wanted[-1]) < 1e-6
 
 
 # --- over the pool: the driver of tests/memory, told of another mixer --------------------------------------

@@ -1,15 +1,16 @@
-"""Softmax attention over paged keys and values: grouped heads, partial rotary; normed or gated if asked."""
+"""Softmax attention over paged keys and values: grouped heads, rotary positions or none; normed or gated if asked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
 from ..config import ConfigError
 from ..memory.spec import KVSpec
 from .batch import Batch, Build
-from .linear import Linear, RMSNorm
+from .linear import Linear, MergedLinear, RMSNorm
 from .rotary import Rotary
 
 
@@ -21,10 +22,16 @@ class AttentionShape:
     head_dim: int
     eps: float | None
     """Of the norms over each query and key head; None: there are none."""
+    whole_norm: bool = False
+    """They are over all heads together."""
     bias: bool = False
     gated: bool = False
     """The query projection also gives a gate, head by head: [q_0 gate_0 q_1 gate_1 ...]."""
     zero_centred_norm: bool = False
+    scale: float | None = None
+    """Of the scores; None: 1 / sqrt(head_dim)."""
+    inputs: int | None = None
+    """What it reads is so wide; None: as what it gives."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -35,36 +42,50 @@ class AttentionShape:
 
 
 class Attention(nn.Module):
-    def __init__(self, build: Build, name: str, shape: AttentionShape, rotary: Rotary) -> None:
+    qkv_proj: nn.Module
+
+    def __init__(self, build: Build, name: str, shape: AttentionShape, rotary: Rotary | None) -> None:
         super().__init__()
         self.name, self.shape, self.ops = name, shape, build.ops
         self.rotary = rotary
-        per_query = shape.head_dim * (2 if shape.gated else 1)
+        self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
+        queries = shape.heads * shape.head_dim * (2 if shape.gated else 1)
         keys = shape.kv_heads * shape.head_dim
-        self.q_proj = Linear(build, shape.hidden, shape.heads * per_query, bias=shape.bias, split="out")
-        self.k_proj = Linear(build, shape.hidden, keys, bias=shape.bias, split="out")
-        self.v_proj = Linear(build, shape.hidden, keys, bias=shape.bias, split="out")
+        self.qkv_proj = MergedLinear(
+            build,
+            shape.inputs or shape.hidden,
+            {"q_proj": (queries,), "k_proj": (keys,), "v_proj": (keys,)},
+            bias=shape.bias,
+        )
         self.o_proj = Linear(build, shape.heads * shape.head_dim, shape.hidden, bias=shape.bias, split="in")
-        self.q_norm, self.k_norm = _head_norm(build, shape), _head_norm(build, shape)
+        self.q_norm, self.k_norm = (_norm(build, shape, heads) for heads in (shape.heads, shape.kv_heads))
         self.kv_spec = KVSpec(shape.kv_heads // build.group.size, shape.head_dim, build.dtype)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         dim = self.shape.head_dim
-        queries = self.q_proj(x).unflatten(-1, (-1, dim * (2 if self.shape.gated else 1)))
+        queries, keys, values = self.qkv_proj(x)
+        if self.shape.whole_norm:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries = queries.unflatten(-1, (-1, dim * (2 if self.shape.gated else 1)))
         queries, gate = queries[..., :dim], queries[..., dim:]
-        keys, values = (proj(x).unflatten(-1, (-1, dim)) for proj in (self.k_proj, self.v_proj))
-        cos, sin = self.rotary(batch.positions)
-        queries = self.ops.rotate(self.q_norm(queries), cos, sin)
-        keys = self.ops.rotate(self.k_norm(keys), cos, sin)
+        keys, values = keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
+        if not self.shape.whole_norm:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        if self.rotary is not None:
+            cos, sin = batch.step.once(self.rotary, partial(self.rotary, batch.positions))
+            queries, keys = self.ops.rotate(queries, cos, sin), self.ops.rotate(keys, cos, sin)
         mixed = self.ops.attention(
-            queries, keys, values, batch.kv.layers[self.name], batch.kv.table, batch.step, dim**-0.5
+            queries, keys, values, batch.kv.layers[self.name], batch.kv.table, batch.step, self.scale
         )
         if self.shape.gated:
             mixed = mixed * self.ops.sigmoid(gate)
         return self.o_proj(mixed.flatten(1))
 
 
-def _head_norm(build: Build, shape: AttentionShape) -> nn.Module:
+def _norm(build: Build, shape: AttentionShape, heads: int) -> nn.Module:
     if shape.eps is None:
         return nn.Identity()
-    return RMSNorm(build, shape.head_dim, shape.eps, zero_centred=shape.zero_centred_norm)
+    if shape.whole_norm and build.group.size > 1:
+        raise ValueError("Attention: its norm is over all heads, so ranks cannot divide them; use one rank")
+    size = shape.head_dim * (heads if shape.whole_norm else 1)
+    return RMSNorm(build, size, shape.eps, zero_centred=shape.zero_centred_norm)

@@ -11,7 +11,7 @@ from ..config import ConfigError
 from ..distributed.group import Shard
 from ..memory.spec import ConvSpec, StateSpec, TensorSpec
 from .batch import Batch, Build
-from .linear import Linear, parameter
+from .linear import Linear, MergedLinear, Part, in_order, merged_parameter, parameter
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class DeltaNetShape:
     value_dim: int
     conv_width: int
     eps: float
+    beta_scale: float = 1.0
+    """What is written may replace what a key recalls, at most; with 2, turn it into its opposite."""
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -39,11 +41,20 @@ class DeltaNet(nn.Module):
         keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
         qkv = Shard(axis=0, parts=(keys, keys, values), group=build.group)
         per_head = Shard(axis=0, parts=(shape.value_heads,), group=build.group)
-        self.in_proj_qkv = Linear(build, shape.hidden, qkv.full_size, split="out", parts=qkv.parts)
-        self.in_proj_z = Linear(build, shape.hidden, values, split="out")
-        self.in_proj_b = Linear(build, shape.hidden, shape.value_heads, split="out")
-        self.in_proj_a = Linear(build, shape.hidden, shape.value_heads, split="out")
-        self.conv_weight = parameter((qkv.local_size, 1, shape.conv_width), build.dtype, qkv)
+        self.in_proj = MergedLinear(
+            build,
+            shape.hidden,
+            {
+                "in_proj_qkv": qkv.parts,
+                "in_proj_z": (values,),
+                "in_proj_b": per_head.parts,
+                "in_proj_a": per_head.parts,
+            },
+            other_ways=(_by_key_head(build, shape), _one_by_one(build, shape)),
+        )
+        self.conv_weight = merged_parameter(
+            (qkv.local_size, 1, shape.conv_width), build.dtype, qkv, lambda: [_convolutions(build, shape)]
+        )
         self.dt_bias = parameter((per_head.local_size,), torch.float32, per_head)
         self.a_log = parameter((per_head.local_size,), torch.float32, per_head)
         self.norm_weight = parameter((shape.value_dim,), build.dtype)
@@ -74,21 +85,56 @@ class DeltaNet(nn.Module):
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         shape, state = self.shape, batch.state.layers[self.name]
         assert state.temporal is not None
-        mixed = self.ops.causal_conv(
-            self.in_proj_qkv(x), self.conv_weight[:, 0], None, state.conv["qkv"], batch.step
-        )
-        qk, v = self.ops.silu(mixed).to(x.dtype).split((2 * self.keys, self.values), -1)
+        qkv, z, b, a = self.in_proj(x)
+        mixed = self.ops.causal_conv(qkv, self.conv_weight[:, 0], None, state.conv["qkv"], batch.step)
+        qk, v = self.ops.silu(mixed).to(x.dtype).split_with_sizes((2 * self.keys, self.values), -1)
         q, k = self.ops.l2_norm(qk.unflatten(-1, (-1, shape.key_dim))).chunk(2, 1)
         out = self.ops.gated_delta(
             q * shape.key_dim**-0.5,
             k.to(x.dtype),  # as the journal keeps it: window, journal and chunk form see the same bits
             v.unflatten(-1, (-1, shape.value_dim)),
-            -self.a_log.exp() * self.ops.softplus(self.in_proj_a(x).float() + self.dt_bias),
-            self.ops.sigmoid(self.in_proj_b(x).float()),
+            -self.a_log.exp() * self.ops.softplus(a.float() + self.dt_bias),
+            self.ops.sigmoid(b.float()) * shape.beta_scale,
             state.temporal,
             batch.step,
         )
-        z = self.in_proj_z(x).unflatten(-1, (-1, shape.value_dim))
+        z = z.unflatten(-1, (-1, shape.value_dim))
         return self.out_proj(
             self.ops.gated_rms_norm(out.to(x.dtype), z, self.norm_weight, shape.eps).flatten(1)
         )
+
+
+def _one_by_one(build: Build, shape: DeltaNetShape) -> dict[str, Part]:
+    """Every projection is a tensor of its own."""
+    keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
+    projections = {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values}
+    gates = {"b_proj": shape.value_heads, "a_proj": shape.value_heads}
+    return in_order(build, {name: (size,) for name, size in (projections | gates).items()})
+
+
+def _convolutions(build: Build, shape: DeltaNetShape) -> dict[str, Part]:
+    keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
+    return in_order(build, {"q_conv1d": (keys,), "k_conv1d": (keys,), "v_conv1d": (values,)})
+
+
+def _by_key_head(build: Build, shape: DeltaNetShape) -> dict[str, Part]:
+    """As Qwen3-Next's files have it: q, k, v and z of one key head side by side, then of the next; b and a too."""
+    ratio = shape.value_heads // shape.key_heads
+    values = ratio * shape.value_dim
+    return {
+        "in_proj_qkvz": _interleaved(
+            build, shape.key_heads, (shape.key_dim, shape.key_dim, values, values), 0
+        ),
+        "in_proj_ba": _interleaved(build, shape.key_heads, (ratio, ratio), 2 * shape.key_dim + 2 * values),
+    }
+
+
+def _interleaved(build: Build, heads: int, sizes: tuple[int, ...], before: int) -> Part:
+    """Rows of `sizes` kinds for each head; here each kind's rows are together, after `before` rows per head."""
+    shard = Shard(axis=0, parts=tuple(heads * size for size in sizes), group=build.group)
+    first = heads * before // build.group.size
+
+    def reorder(stored: Tensor) -> Tensor:
+        return torch.cat([kind.flatten(0, 1) for kind in stored.unflatten(0, (heads, -1)).split(sizes, 1)])
+
+    return Part((slice(first, first + shard.local_size),), shard, reorder)

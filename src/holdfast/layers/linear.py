@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +17,43 @@ def parameter(shape: tuple[int, ...], dtype: torch.dtype, shard: Shard | None = 
     made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
     made.shard = shard  # type: ignore[attr-defined]  # the loader asks for it
     return made
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the files that fills a piece of a parameter.
+
+    at       the piece: parameter[at]
+    shard    how ranks divide the tensor
+    reorder  makes of the tensor as it is stored the one that is meant, if its rows stand in another order there
+    """
+
+    at: tuple[int | slice, ...]
+    shard: Shard
+    reorder: Callable[[Tensor], Tensor] | None = None
+
+
+def merged_parameter(
+    shape: tuple[int, ...], dtype: torch.dtype, whole: Shard, ways: Callable[[], list[Mapping[str, Part]]]
+) -> nn.Parameter:
+    """A parameter that the files may hold as several tensors: the parts of one of the `ways`. Or as one.
+
+    ways: asked for when weights are loaded, for there can be thousands of parts
+    """
+    made = parameter(shape, dtype, whole)
+    made.ways = ways  # type: ignore[attr-defined]  # the loader asks for it
+    return made
+
+
+def in_order(build: Build, parts: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
+    """Tensors one below the other, each with the sizes of its sections."""
+    way: dict[str, Part] = {}
+    first = 0
+    for name, sizes in parts.items():
+        shard = Shard(axis=0, parts=sizes, group=build.group)
+        way[name] = Part((slice(first, first + shard.local_size),), shard)
+        first += shard.local_size
+    return way
 
 
 class Linear(nn.Module):
@@ -50,6 +90,44 @@ class Linear(nn.Module):
             return self.ops.linear(x, self.weight, self.bias)
         summed = self.group.all_reduce(self.ops.linear(x, self.weight, None))
         return summed if self.bias is None else summed + self.bias  # once, not once per rank
+
+
+class MergedLinear(nn.Module):
+    """Projections of one input as one product: their weights lie in one parameter, one below the other.
+
+    `parts` gives for each projection the sizes of its output's sections, each of which ranks divide by itself:
+
+        self.qkv_proj = MergedLinear(build, hidden, {"q_proj": (q,), "k_proj": (kv,), "v_proj": (kv,)})
+        q, k, v = self.qkv_proj(x)
+
+    In the files every part is a tensor of its own, and it goes by the name that a `Linear` called so would have in
+    this layer's place: `q_proj.weight`, not `qkv_proj.weight`. Weight maps and error messages know nothing of the
+    merging; the loader fills the parameter part by part. Files that have `qkv_proj.weight` are read as well, and
+    those that hold the parts in other ways, if the layer knows them: `other_ways`.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: int,
+        parts: Mapping[str, tuple[int, ...]],
+        *,
+        bias: bool = False,
+        other_ways: Sequence[Mapping[str, Part]] = (),
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        way = in_order(build, parts)
+        self.sizes = [part.shard.local_size for part in way.values()]
+        whole = Shard(
+            axis=0, parts=tuple(size for sizes in parts.values() for size in sizes), group=build.group
+        )
+        ways = [way, *other_ways]
+        self.weight = merged_parameter((sum(self.sizes), inputs), build.dtype, whole, lambda: ways)
+        self.bias = merged_parameter((sum(self.sizes),), build.dtype, whole, lambda: ways) if bias else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.ops.linear(x, self.weight, self.bias).split_with_sizes(self.sizes, -1)
 
 
 class Embedding(nn.Module):

@@ -28,9 +28,15 @@ class Mamba2Shape:
     conv_width: int
     eps: float
     bias: bool = False
+    out_bias: bool | None = None
+    """Of the output projection; None: as the input projection has it."""
     conv_bias: bool = True
     norm_groups: int = 1
     """The gated norm takes the root mean square of each of so many equal parts."""
+    norm: str | None = "after gate"
+    """Or "before gate"; None: a gate and no norm."""
+    multipliers: tuple[float, float, float, float, float] | None = None
+    """Of what the input projection gives: the gate, x, B, C and dt."""
     dt_limits: tuple[float, float] = (0.0, math.inf)
 
     def __post_init__(self) -> None:
@@ -45,6 +51,8 @@ class Mamba2Shape:
 
 
 class Mamba2(nn.Module):
+    multipliers: Tensor | None
+
     def __init__(self, build: Build, name: str, shape: Mamba2Shape) -> None:
         super().__init__()
         self.name, self.shape, self.ops = name, shape, build.ops
@@ -60,9 +68,12 @@ class Mamba2(nn.Module):
         self.dt_bias = parameter((heads.local_size,), torch.float32, heads)
         self.a_log = parameter((heads.local_size,), torch.float32, heads)
         self.skip = parameter((heads.local_size,), torch.float32, heads)
-        self.norm_weight = parameter((inner.local_size,), build.dtype, inner)
-        self.out_proj = Linear(build, shape.inner, shape.hidden, bias=shape.bias, split="in")
+        if shape.norm is not None:
+            self.norm_weight = parameter((inner.local_size,), build.dtype, inner)
+        out_bias = shape.bias if shape.out_bias is None else shape.out_bias
+        self.out_proj = Linear(build, shape.inner, shape.hidden, bias=out_bias, split="in")
         self.norm_groups = shape.norm_groups // build.group.size
+        self.register_buffer("multipliers", _spread(build, shape.multipliers, parts), persistent=False)
         self.sizes = [inner.local_size, xbc.local_size, heads.local_size]
         self.xbc_sizes = [section.length for section in xbc.sections()]
         self.state_spec = self._declare(build, xbc.local_size)
@@ -92,7 +103,10 @@ class Mamba2(nn.Module):
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         shape, state = self.shape, batch.state.layers[self.name]
         assert state.temporal is not None
-        gate, xbc, dt = self.in_proj(x).split(self.sizes, -1)
+        projected = self.in_proj(x)
+        if self.multipliers is not None:
+            projected = projected * self.multipliers
+        gate, xbc, dt = projected.split(self.sizes, -1)
         mixed = self.ops.causal_conv(
             xbc, self.conv_weight[:, 0], self.conv_bias, state.conv["xbc"], batch.step
         )
@@ -106,10 +120,22 @@ class Mamba2(nn.Module):
         return self.out_proj(self._norm(out.flatten(1), gate))
 
     def _norm(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Of each part by itself, after the gate."""
+        """Of each part by itself, after the gate or before it."""
+        if self.shape.norm is None:
+            return (x * self.ops.silu(gate.float())).to(gate.dtype)
+        gate_first = self.shape.norm == "after gate"
         x, gate = (part.unflatten(-1, (self.norm_groups, -1)) for part in (x, gate))
         weight = self.norm_weight.unflatten(0, (self.norm_groups, -1))
-        return self.ops.gated_rms_norm(x, gate, weight, self.shape.eps, gate_first=True).flatten(1)
+        return self.ops.gated_rms_norm(x, gate, weight, self.shape.eps, gate_first=gate_first).flatten(1)
+
+
+def _spread(build: Build, multipliers: tuple[float, ...] | None, sizes: tuple[int, ...]) -> Tensor | None:
+    """[channels]: each multiplier for the channels of its section."""
+    if multipliers is None:
+        return None
+    local = torch.tensor([size // build.group.size for size in sizes], device="cpu")
+    with torch.device("cpu"):  # also when the model itself is being laid out on no device
+        return torch.tensor(multipliers, dtype=build.dtype).repeat_interleave(local)
 
 
 def _check_ranks(shape: Mamba2Shape, ranks: int) -> None:

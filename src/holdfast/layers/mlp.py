@@ -1,22 +1,41 @@
-"""The gated feed-forward block."""
+"""Feed-forward blocks, with a gate and without."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from .batch import Build
-from .linear import Linear
+from .linear import Linear, MergedLinear
 
 
-class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))"""
+class MLP(nn.Module):
+    """down(relu(up(x))^2)"""
 
     def __init__(self, build: Build, hidden: int, inner: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.ops = build.ops
-        self.gate_proj = Linear(build, hidden, inner, bias=bias, split="out")
         self.up_proj = Linear(build, hidden, inner, bias=bias, split="out")
         self.down_proj = Linear(build, inner, hidden, bias=bias, split="in")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.ops.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.up_proj(x).relu().square())
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), or with another activation"""
+
+    gate_up_proj: nn.Module
+
+    def __init__(
+        self, build: Build, hidden: int, inner: int, *, bias: bool = False, activation: str = "silu"
+    ) -> None:
+        super().__init__()
+        self.ops = build.ops
+        self.activation = {"silu": build.ops.silu, "gelu": build.ops.gelu}[activation]
+        self.gate_up_proj = MergedLinear(
+            build, hidden, {"gate_proj": (inner,), "up_proj": (inner,)}, bias=bias
+        )
+        self.down_proj = Linear(build, inner, hidden, bias=bias, split="in")
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x)
+        return self.down_proj(self.activation(gate).mul_(up))

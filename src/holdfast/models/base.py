@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, RMSNorm
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm
 from ..memory.spec import KVSpec, StateSpec
 
 Rules = Sequence[tuple[str, str | None]]
@@ -48,14 +48,18 @@ class CausalLM(nn.Module):
         build: Build,
         facts: ModelFacts,
         hidden: int,
-        blocks: Sequence[MixerBlock],
+        blocks: Sequence[nn.Module],
         norm: RMSNorm,
         *,
         tied: bool,
         residual_in_fp32: bool = False,
+        embed_scale: float = 1.0,
+        logits_scale: float = 1.0,
     ) -> None:
+        """blocks: modules that take (x, batch). The scales multiply embeddings and logits."""
         super().__init__()
         self.ops = build.ops
+        self.embed_scale, self.logits_scale = embed_scale, logits_scale
         self.residual_dtype = torch.float32 if residual_in_fp32 else build.dtype
         self.embed = Embedding(build, facts.vocab_size, hidden)
         self.blocks = nn.ModuleList(blocks)
@@ -65,14 +69,21 @@ class CausalLM(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden], normed."""
         x = self.embed(batch.tokens).to(self.residual_dtype)
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
         for block in self.blocks:
             x = block(x, batch)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self.head is None:
-            return self.ops.linear(hidden, self.embed.weight)
-        return self.head(hidden)
+        logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)
+        return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+
+    def pack(self) -> None:
+        """When all weights are there: lay those of linear layers out as the operations like them best."""
+        for layer in self.modules():
+            if isinstance(layer, (Linear, MergedLinear)):
+                layer.weight = nn.Parameter(self.ops.packed(layer.weight), requires_grad=False)
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""

@@ -48,11 +48,11 @@ def fill_with_noise(model: nn.Module, device: torch.device, seed: int) -> None:
 
 
 def _fill(weight: Tensor, name: str, noise: Noise, norm: float) -> None:
-    if weight.ndim > 1:
-        spread = math.sqrt(3.0 / math.prod(weight.shape[1:]))  # what it multiplies keeps its size
-        noise.fill(weight, -spread, spread)
-    elif name == "a_log":
+    if name == "a_log":
         noise.fill(weight, *map(math.log, DECAYS))
+    elif weight.ndim > 1:
+        spread = math.sqrt(3.0 / weight.shape[-1])  # what it multiplies keeps its size
+        noise.fill(weight, -spread, spread)
     elif name == "dt_bias":
         noise.fill(weight, *map(math.log, TIME_STEPS))
         weight.exp_().expm1_().log_()  # softplus takes this back

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import ConfigError
-from ..ops.rope.reference import LinearScaling, Llama3Scaling, RotarySpec, Scaling
+from ..ops.rope.reference import BlendedScaling, LinearScaling, RotarySpec, Scaling
 
 INERT = frozenset(
     [
@@ -50,10 +50,11 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def integer(self, *names: str, default: int | None = None) -> int:
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         value = self._take(names, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self._where}: {names[0]} must be a positive integer, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            wanted = "a positive integer" if least == 1 else f"an integer of {least} or more"
+            raise ConfigError(f"{self._where}: {names[0]} must be {wanted}, not {value!r}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -66,6 +67,12 @@ class Fields:
         value = self._take(names, default)
         if not isinstance(value, bool):
             raise ConfigError(f"{self._where}: {names[0]} must be true or false, not {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._take((name,), None)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self._where}: {name} must be a text, not {value!r}")
         return value
 
     def interval(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
@@ -168,7 +175,7 @@ def _rotary_scaling(group: Fields) -> Scaling | None:
     if kind == "linear":
         return LinearScaling(group.number("factor"))
     if kind == "llama3":
-        return Llama3Scaling(
+        return BlendedScaling(
             factor=group.number("factor"),
             low=group.number("low_freq_factor"),
             high=group.number("high_freq_factor"),

@@ -13,6 +13,7 @@ from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Build
 from ..layers.linear import RMSNorm
 from ..layers.mlp import GatedMLP
+from ..layers.moe import MoE, MoEShape
 from ..layers.rotary import Rotary
 from ..layers.short_conv import ShortConv
 from ..ops.rope.reference import RotarySpec
@@ -36,6 +37,9 @@ class Lfm2Config:
     rotary: RotarySpec
     max_positions: int
     kinds: tuple[str, ...]
+    moe: MoEShape | None = None
+    dense_layers: int = 0
+    """The first layers, if others have experts."""
 
 
 def parse(values: Mapping[str, Any]) -> Lfm2Config:
@@ -53,7 +57,7 @@ def parse(values: Mapping[str, Any]) -> Lfm2Config:
         tied=fields.flag("tie_embedding", "tie_word_embeddings", default=True),
         rotary=rotary(fields, theta=1_000_000.0),
         max_positions=fields.integer("max_position_embeddings", default=128_000),
-        kinds=_kinds(fields, layers),
+        kinds=layer_kinds(fields, layers),
     )
     fields.only("block_use_swiglu", True)
     fields.ignore(
@@ -76,7 +80,7 @@ def _inner_size(fields: Fields) -> int:
     return multiple * -(-size // multiple)
 
 
-def _kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+def layer_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
     if "layer_types" in fields:
         fields.ignore("full_attn_idxs")
         return fields.items("layer_types", KINDS, length=layers)
@@ -102,9 +106,13 @@ def build_model(build: Build, config: Lfm2Config) -> CausalLM:
     def norm() -> RMSNorm:
         return RMSNorm(build, config.hidden, config.eps)
 
+    def mlp(layer: int) -> nn.Module:
+        if config.moe is None or layer < config.dense_layers:
+            return GatedMLP(build, config.hidden, config.inner)
+        return MoE(build, config.moe)
+
     blocks = [
-        Block(norm(), mixer(f"blocks.{i}", kind), norm(), GatedMLP(build, config.hidden, config.inner))
-        for i, kind in enumerate(config.kinds)
+        Block(norm(), mixer(f"blocks.{i}", kind), norm(), mlp(i)) for i, kind in enumerate(config.kinds)
     ]
     return CausalLM(build, facts(config), config.hidden, blocks, norm(), tied=config.tied)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..distributed.group import Shard
+from ..layers.linear import Part
 from ..progress import Progress
 
 SINGLE = "model.safetensors"
@@ -60,10 +61,35 @@ class _Stored:
 
 
 @dataclass(frozen=True)
+class _Destination:
+    """What one tensor of the files fills: a parameter, or a part of a merged one."""
+
+    name: str
+    parameter: Tensor
+    shard: Shard | None
+    at: tuple[int | slice, ...] = ()
+    reorder: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        shape = list(self.target.shape)
+        if self.shard is not None:
+            shape[self.shard.axis] = self.shard.full_size
+        return tuple(shape)
+
+    @property
+    def target(self) -> Tensor:
+        return self.parameter[self.at]
+
+
+_Ways = list[list[_Destination]]
+"""Of one parameter: the sets of tensors that can fill it."""
+
+
+@dataclass(frozen=True)
 class _Assignment:
     source: _Stored
-    name: str
-    target: Tensor
+    to: _Destination
 
 
 def load_weights(
@@ -78,8 +104,8 @@ def load_weights(
 
     `rename` gives the model's name for a name in the files, or None for a tensor that the architecture does not
     use. Parameters on the meta device get memory on `device`; others are filled where they are. Each keeps its
-    dtype, and takes its own part only if it has an attribute `shard`. `progress` is what `Progress` takes as
-    `show`.
+    dtype, and takes its own part only if it has an attribute `shard`; one with an attribute `ways` may be filled by
+    several tensors, as `layers.linear.MergedLinear` tells. `progress` is what `Progress` takes as `show`.
     """
     stored = list(_scan(_weight_files(directory)))
     assignments, skipped = _assign(stored, _destinations(model), rename, directory)
@@ -94,7 +120,7 @@ def load_weights(
                     bytes_read += _fill(item, tensors.get_slice(item.source.name), device)
                     bar.advance(item.source.nbytes)
     _check_no_meta(model)
-    return LoadReport(tuple(a.name for a in assignments), tuple(skipped), bytes_read)
+    return LoadReport(tuple(a.to.name for a in assignments), tuple(skipped), bytes_read)
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -140,21 +166,36 @@ def _scan(files: Iterable[Path]) -> Iterator[_Stored]:
                 yield _Stored(file, name, tuple(header.get_shape()), header.get_dtype())
 
 
-def _destinations(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; a tied one goes by its first name and its others are left out."""
+def _destinations(model: nn.Module) -> list[_Ways]:
+    """Of every parameter and persistent buffer; a tied one goes by its first name and its others are left out."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         unique.setdefault(id(tensor), (name, tensor))
-    return dict(unique.values())
+    return [_ways(name, tensor) for name, tensor in unique.values()]
+
+
+def _ways(name: str, tensor: Tensor) -> _Ways:
+    """By its parts, each under the name of a module in the place of the one that merges them; or as one tensor."""
+    ways: Callable[[], list[Mapping[str, Part]]] = getattr(tensor, "ways", list)
+    *path, own = name.split(".")
+    by_parts = [
+        [
+            _Destination(".".join((*path[:-1], key, own)), tensor, part.shard, part.at, part.reorder)
+            for key, part in way.items()
+        ]
+        for way in ways()
+    ]
+    return [*by_parts, [_Destination(name, tensor, getattr(tensor, "shard", None))]]
 
 
 def _assign(
     stored: list[_Stored],
-    destinations: dict[str, Tensor],
+    parameters: list[_Ways],
     rename: Callable[[str], str | None],
     directory: Path,
 ) -> tuple[list[_Assignment], list[str]]:
     """Which tensor fills which parameter. Nothing may be left over on either side."""
+    destinations = {to.name: to for ways in parameters for way in ways for to in way}
     taken: dict[str, _Assignment] = {}
     skipped: list[str] = []
     unknown: list[_Stored] = []
@@ -167,29 +208,34 @@ def _assign(
         elif name in taken:
             raise WeightsError(f"{name} is given twice: by {taken[name].source} and by {source}")
         else:
-            taken[name] = _Assignment(source, name, destinations[name])
-            _check_fits(taken[name])
+            taken[name] = _Assignment(source, destinations[name])
+            _check_fits(source, destinations[name])
     if unknown:
         raise WeightsError(f"the model has no place for {_some(map(str, unknown))}")
-    if absent := [name for name in destinations if name not in taken]:
+    if absent := [name for ways in parameters for name in _absent(ways, taken)]:
         raise WeightsError(f"the model needs {_some(absent)}, which no file in {directory} gives")
     return list(taken.values()), skipped
 
 
-def _check_fits(item: _Assignment) -> None:
-    if item.source.dtype not in BYTES:
+def _absent(ways: _Ways, taken: Mapping[str, _Assignment]) -> list[str]:
+    """What is still missing of the way that the files have begun; of the first, if they have none of any."""
+    begun = [way for way in ways if any(to.name in taken for to in way)]
+    if len(begun) > 1:
+        one, other = (next(to.name for to in way if to.name in taken) for way in begun[:2])
+        raise WeightsError(f"{one} is given twice: by {taken[one].source} and by {taken[other].source}")
+    return [to.name for to in (begun or ways)[0] if to.name not in taken]
+
+
+def _check_fits(source: _Stored, to: _Destination) -> None:
+    if source.dtype not in BYTES:
+        raise WeightsError(f"{source} has dtype {source.dtype}; it must be one of {', '.join(BYTES)}")
+    shape, shard = tuple(to.target.shape), to.shard
+    if shard is not None and shape[shard.axis] != shard.local_size:
         raise WeightsError(
-            f"{item.source} has dtype {item.source.dtype}; it must be one of {', '.join(BYTES)}"
+            f"{to.name} of shape {shape} is declared to hold {shard.local_size} along axis {shard.axis}"
         )
-    shape, shard = list(item.target.shape), _shard_of(item.target)
-    if shard is not None:
-        if shape[shard.axis] != shard.local_size:
-            raise WeightsError(
-                f"{item.name} of shape {tuple(shape)} is declared to hold {shard.local_size} along axis {shard.axis}"
-            )
-        shape[shard.axis] = shard.full_size
-    if item.source.shape != tuple(shape):
-        raise WeightsError(f"{item.source} has shape {item.source.shape}; {item.name} needs {tuple(shape)}")
+    if source.shape != to.full_shape:
+        raise WeightsError(f"{source} has shape {source.shape}; {to.name} needs {to.full_shape}")
 
 
 def _by_file(assignments: list[_Assignment]) -> Iterator[tuple[Path, list[_Assignment]]]:
@@ -201,9 +247,11 @@ def _by_file(assignments: list[_Assignment]) -> Iterator[tuple[Path, list[_Assig
 
 def _fill(item: _Assignment, source: Any, device: torch.device | str) -> int:
     """Copy this rank's part into its parameter, section by section. Returns the bytes read."""
-    target, shard = item.target, _shard_of(item.target)
-    if target.is_meta:
-        materialise(target, device)
+    if item.to.parameter.is_meta:
+        materialise(item.to.parameter, device)
+    target, shard = item.to.target, item.to.shard
+    if item.to.reorder is not None:
+        source = item.to.reorder(source[...])
     if shard is None or shard.group.size == 1:
         target.copy_(source[...])
     else:
@@ -227,10 +275,6 @@ def _check_no_meta(model: nn.Module) -> None:
         raise WeightsError(
             f"{_some(left)} is on the meta device, and is no weight: the model must compute it"
         )
-
-
-def _shard_of(target: Tensor) -> Shard | None:
-    return getattr(target, "shard", None)
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:

@@ -12,7 +12,11 @@ from .llama import LlamaConfig, build_model, facts, rules
 
 
 def parse(values: Mapping[str, Any]) -> LlamaConfig:
-    fields = Fields(values, "config.json")
+    return read(Fields(values, "config.json"), head_dim=128)
+
+
+def read(fields: Fields, *, head_dim: int) -> LlamaConfig:
+    """head_dim: if the config does not name it"""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     eps = fields.number("rms_norm_eps", default=1e-6)
     fields.only("hidden_act", "silu")
@@ -28,7 +32,7 @@ def parse(values: Mapping[str, Any]) -> LlamaConfig:
             hidden=hidden,
             heads=heads,
             kv_heads=fields.integer("num_key_value_heads", default=heads),
-            head_dim=fields.integer("head_dim", default=128),
+            head_dim=fields.integer("head_dim", default=head_dim),
             eps=eps,
             bias=fields.flag("attention_bias", default=False),
         ),

@@ -14,6 +14,7 @@ from ..layers.batch import Build
 from ..layers.delta_net import DeltaNet, DeltaNetShape
 from ..layers.linear import RMSNorm
 from ..layers.mlp import GatedMLP
+from ..layers.moe import MoE, MoEShape
 from ..layers.rotary import Rotary
 from ..ops.rope.reference import RotarySpec
 from .base import Architecture, Block, CausalLM, Rules
@@ -34,9 +35,17 @@ class Qwen35Config:
     rotary: RotarySpec
     max_positions: int
     kinds: tuple[str, ...]
+    moe: MoEShape | None = None
+    dense_layers: frozenset[int] = frozenset()
+    """Those without experts, if others have them."""
 
 
 def parse(values: Mapping[str, Any]) -> Qwen35Config:
+    fields = text_fields(values)
+    return read(fields, inner=fields.integer("intermediate_size"))
+
+
+def text_fields(values: Mapping[str, Any]) -> Fields:
     """The text model's config, or a config of the whole that holds one under text_config."""
     if isinstance(values.get("text_config"), Mapping):
         outer = Fields(values, "config.json")
@@ -46,13 +55,14 @@ def parse(values: Mapping[str, Any]) -> Qwen35Config:
         outer.ignore("vision_start_token_id", "vision_end_token_id", "tie_word_embeddings")
         outer.finish()
         tied = values["text_config"].get("tie_word_embeddings", values.get("tie_word_embeddings", False))
-        return _parse_text(
-            Fields({**values["text_config"], "tie_word_embeddings": tied}, "config.json: text_config")
-        )
-    return _parse_text(Fields(values, "config.json"))
+        return Fields({**values["text_config"], "tie_word_embeddings": tied}, "config.json: text_config")
+    return Fields(values, "config.json")
 
 
-def _parse_text(fields: Fields) -> Qwen35Config:
+def read(
+    fields: Fields, *, inner: int, moe: MoEShape | None = None, dense_layers: frozenset[int] = frozenset()
+) -> Qwen35Config:
+    """All but the feed-forward layers, which the architectures of this family describe in different fields."""
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps", default=1e-6)
     fields.only("hidden_act", "silu")
     fields.only("attn_output_gate", True)
@@ -63,7 +73,7 @@ def _parse_text(fields: Fields) -> Qwen35Config:
     config = Qwen35Config(
         vocab_size=fields.integer("vocab_size"),
         hidden=hidden,
-        inner=fields.integer("intermediate_size"),
+        inner=inner,
         eps=eps,
         attention=AttentionShape(
             hidden=hidden,
@@ -88,6 +98,8 @@ def _parse_text(fields: Fields) -> Qwen35Config:
         rotary=rotary(fields, theta=10_000.0, fraction=0.25),
         max_positions=fields.integer("max_position_embeddings", default=32768),
         kinds=_kinds(fields),
+        moe=moe,
+        dense_layers=dense_layers,
     )
     fields.finish()
     return config
@@ -117,9 +129,13 @@ def build_model(build: Build, config: Qwen35Config) -> CausalLM:
     def norm() -> RMSNorm:
         return RMSNorm(build, config.hidden, config.eps, zero_centred=True)
 
+    def mlp(layer: int) -> nn.Module:
+        if config.moe is None or layer in config.dense_layers:
+            return GatedMLP(build, config.hidden, config.inner)
+        return MoE(build, config.moe)
+
     blocks = [
-        Block(norm(), mixer(f"blocks.{i}", kind), norm(), GatedMLP(build, config.hidden, config.inner))
-        for i, kind in enumerate(config.kinds)
+        Block(norm(), mixer(f"blocks.{i}", kind), norm(), mlp(i)) for i, kind in enumerate(config.kinds)
     ]
     return CausalLM(build, facts(config), config.hidden, blocks, norm(), tied=config.tied)
 

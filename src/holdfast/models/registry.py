@@ -8,16 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
-from . import lfm2, llama, mamba2, qwen3, qwen3_5
+from . import (
+    bamba,
+    falcon_h1,
+    falcon_mamba,
+    granitemoehybrid,
+    jamba,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
+    llama,
+    mamba,
+    mamba2,
+    minimax,
+    nemotron_h,
+    olmo_hybrid,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+    zamba2,
+)
 from .base import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "BambaForCausalLM": bamba.ARCHITECTURE,
+    "FalconH1ForCausalLM": falcon_h1.ARCHITECTURE,
+    "FalconMambaForCausalLM": falcon_mamba.ARCHITECTURE,
+    "GraniteMoeHybridForCausalLM": granitemoehybrid.ARCHITECTURE,
+    "JambaForCausalLM": jamba.ARCHITECTURE,
+    "KimiLinearForCausalLM": kimi_linear.ARCHITECTURE,
     "Lfm2ForCausalLM": lfm2.ARCHITECTURE,
+    "Lfm2MoeForCausalLM": lfm2_moe.ARCHITECTURE,
     "LlamaForCausalLM": llama.ARCHITECTURE,
     "Mamba2ForCausalLM": mamba2.ARCHITECTURE,
+    "MambaForCausalLM": mamba.ARCHITECTURE,
+    "MiniMaxForCausalLM": minimax.ARCHITECTURE,
+    "NemotronHForCausalLM": nemotron_h.ARCHITECTURE,
+    "OlmoHybridForCausalLM": olmo_hybrid.ARCHITECTURE,
     "Qwen3ForCausalLM": qwen3.ARCHITECTURE,
+    "Qwen3MoeForCausalLM": qwen3_moe.ARCHITECTURE,
+    "Qwen3NextForCausalLM": qwen3_next.ARCHITECTURE,
     "Qwen3_5ForCausalLM": qwen3_5.ARCHITECTURE,
     "Qwen3_5ForConditionalGeneration": qwen3_5.ARCHITECTURE,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe.ARCHITECTURE,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.ARCHITECTURE,
+    "Zamba2ForCausalLM": zamba2.ARCHITECTURE,
 }
 
 

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 
 import torch
 from torch import Tensor
+from torch.backends import mkldnn
 from torch.nn import functional as F
 
-from ..config import BACKENDS, ConfigError
+from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
 from .attention import reference as attention
 from .causal_conv import reference as causal_conv
 from .gated_delta import reference as gated_delta
+from .kda import reference as kda
+from .moe import reference as moe
 from .norm import reference as norm
+from .places import ConvState, KVState, TemporalState
 from .rope import reference as rope
 from .sampling import reference as sampling
+from .selective_scan import reference as selective_scan
 from .ssd import reference as ssd
-from .step import ConvState, StateStep, TemporalState
+from .step import StateStep
 
 BLOCK = 32
 """Exact mode: operations on tokens see this many rows, always. A multiple of every CPU vector length."""
+
+PACKED_FOR = 16
+"""Tokens of the products for which weights are packed; they serve any other number too."""
 
 UNDIVIDED = 1 << 15
 """Elements of a tensor that torch leaves to one thread."""
 
 
-TEMPORAL_AXES = {"gated_delta": gated_delta.AXES, "ssd": ssd.AXES}
+TEMPORAL_AXES = {
+    "gated_delta": gated_delta.AXES,
+    "kda": kda.AXES,
+    "selective_scan": selective_scan.AXES,
+    "ssd": ssd.AXES,
+}
 """The temporal state of each recurrent operation that has one: its axes in logical order."""
 
 
@@ -39,13 +53,33 @@ class Ops:
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
     ) -> None:
         self.name = name
-        self.temporal_orders = temporal_orders
+        self.temporal_orders = {**TEMPORAL_AXES, **temporal_orders}
         """The order in which this backend's kernels want those axes stored, for each operation."""
+        for operation, order in self.temporal_orders.items():
+            if sorted(order) != sorted(TEMPORAL_AXES.get(operation, ())):
+                known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
+                raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
 
     # tokens in, tokens out: one row never depends on another
 
+    def packed(self, weight: Tensor) -> Tensor:
+        """A weight in the order in which `linear` reads it fastest; the weight itself if there is no better.
+
+        On the CPU, a product with few tokens otherwise spends a good part of its time on rearranging it. What is
+        packed is made of whole blocks: up to 63 outputs more than the weight has, which no plan counts.
+        """
+        if weight.device.type != "cpu" or weight.dtype != torch.float32 or not mkldnn.is_available():
+            return weight
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_FOR)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.is_mkldnn:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return F.linear(x, weight, bias)
+
+    def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [tokens, heads, inputs], weight [heads, outputs, inputs] -> [tokens, heads, outputs]"""
+        return torch.einsum("thi,hoi->tho", x, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
@@ -61,6 +95,9 @@ class Ops:
     def silu(self, x: Tensor) -> Tensor:
         return F.silu(x)
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
     def sigmoid(self, x: Tensor) -> Tensor:
         return x.sigmoid()
 
@@ -73,6 +110,26 @@ class Ops:
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rope.rotate(x, cos, sin)
 
+    def route(self, logits: Tensor, bias: Tensor | None, routing: moe.Routing) -> tuple[Tensor, Tensor]:
+        return moe.route(logits, bias, routing)
+
+    def experts(
+        self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
+    ) -> Tensor:
+        """`moe.mix` of feed-forward networks with weights up [experts, inner, width], down [experts, width, inner].
+
+        gated: down(silu(first half of up(x)) * second half), else down(relu(up(x))^2)
+        """
+
+        def expert(number: int, tokens: Tensor) -> Tensor:
+            inner = self.linear(tokens, up[number])
+            if gated:
+                gate, inner = inner.chunk(2, -1)
+                return self.linear(self.silu(gate) * inner, down[number])
+            return self.linear(inner.relu().square(), down[number])
+
+        return moe.mix(x, experts, weights, len(up), expert)
+
     # over lanes, with what they keep
 
     def attention(
@@ -80,13 +137,31 @@ class Ops:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        pool: tuple[Tensor, Tensor],
+        pool: KVState,
         pages: Tensor,
         step: StateStep,
         scale: float,
     ) -> Tensor:
         attention.write_kv(keys, values, pool, pages, step)
         return attention.paged_attention(queries, pool, pages, step, scale, exact=self.exact)
+
+    def latent_attention(
+        self,
+        queries: Tensor,
+        latents: Tensor,
+        pool: KVState,
+        pages: Tensor,
+        step: StateStep,
+        scale: float,
+        *,
+        value_dim: int,
+    ) -> Tensor:
+        """Queries [tokens, heads, width] of what all heads share, latents [tokens, width]: its first `value_dim`
+        channels are the values as well. -> [tokens, heads, value_dim]"""
+        attention.write_kv(latents[:, None], latents[:, None, :0], pool, pages, step)
+        return attention.paged_attention(
+            queries, pool, pages, step, scale, value_dim=value_dim, exact=self.exact
+        )
 
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
@@ -108,6 +183,21 @@ class Ops:
         out = torch.full(v.shape, torch.nan, device=v.device)
         return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
 
+    def kda(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_g: Tensor,
+        beta: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        rule = kda.KDA(self._axes("kda"))
+        inputs = {"q": q, "k": k, "v": v, "log_g": log_g, "beta": beta}
+        out = torch.full(v.shape, torch.nan, device=v.device)
+        return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
+
     def ssd(
         self,
         x: Tensor,
@@ -120,6 +210,14 @@ class Ops:
     ) -> Tensor:
         rule = ssd.SSD(self._axes("ssd"))
         inputs = {"x": x, "b": b, "c": c, "dt": dt, "log_decay": log_decay}
+        out = torch.full(x.shape, torch.nan, device=x.device)
+        return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
+
+    def selective_scan(
+        self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a: Tensor, pool: TemporalState, step: StateStep
+    ) -> Tensor:
+        rule = selective_scan.SelectiveScan(a, self._axes("selective_scan"))
+        inputs = {"x": x, "b": b, "c": c, "dt": dt}
         out = torch.full(x.shape, torch.nan, device=x.device)
         return journal.advance(rule, inputs, pool, step, out, exact=self.exact)
 
@@ -142,8 +240,14 @@ class ExactOps(Ops):
 
     exact = True
 
+    def packed(self, weight: Tensor) -> Tensor:
+        return weight
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _in_blocks(lambda block: F.linear(block, weight, bias), x)
+
+    def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        return _in_blocks(lambda block: super(ExactOps, self).linear_per_head(block, weight), x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return _in_blocks(lambda block: norm.rms_norm(block, weight, eps, zero_centred=zero_centred), x)
@@ -159,6 +263,9 @@ class ExactOps(Ops):
     def silu(self, x: Tensor) -> Tensor:
         return _undivided(F.silu, x)
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return _undivided(F.gelu, x)
+
     def sigmoid(self, x: Tensor) -> Tensor:
         return _undivided(torch.sigmoid, x)
 
@@ -170,6 +277,13 @@ class ExactOps(Ops):
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return _in_blocks(rope.rotate, x, cos, sin)
+
+    def route(self, logits: Tensor, bias: Tensor | None, routing: moe.Routing) -> tuple[Tensor, Tensor]:
+        def pairs(block: Tensor) -> Tensor:
+            return torch.stack([part.double() for part in moe.route(block, bias, routing)], 1)
+
+        experts, weights = _in_blocks(pairs, logits).unbind(1)
+        return experts.long(), weights.float()
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         """Row by row: noise is made by logarithms, whose last bit depends on where in a batch they stand."""
@@ -198,9 +312,24 @@ def _undivided(op: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 
 def choose(name: str, *, exact: bool) -> Ops:
     if name not in BACKENDS:
-        raise ConfigError(f"backend={name!r} is not one of {', '.join(BACKENDS)}")
+        return _from_outside(name, exact=exact)
     kind = ExactOps if exact else Ops
     return kind(name, _swapped(TEMPORAL_AXES) if name == "reference_kv" else TEMPORAL_AXES)
+
+
+def _from_outside(name: str, *, exact: bool) -> Ops:
+    """Of another package: its entry point is a function that takes `exact` and gives an `Ops`, or raises a
+    ConfigError that says why not."""
+    found = [point for point in entry_points(group=BACKEND_GROUP) if point.name == name]
+    if not found:
+        raise ConfigError(f"backend={name!r} is not one of {', '.join(backends())}")
+    try:
+        ops = found[0].load()(exact=exact)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"backend={name!r}, which {found[0].value} should give, fails: {error}") from error
+    if not isinstance(ops, Ops) or ops.exact != exact:
+        raise ConfigError(f"backend={name!r}: {found[0].value} gave {ops!r}, not an Ops with exact={exact}")
+    return ops
 
 
 def _swapped(orders: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """[.., L, H] -> the whole decay [.., H], and each place's decay since it was written [.., L, H], as logs.
+    """[.., L, H] -> the whole decay [.., 1, H], and each place's since it was written [.., L, H]."""
+    total, since = distances(log_decay)
+    return total.exp(), since.exp()
+
+
+def distances(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """[.., L, H] -> the sum of all [.., 1, H], and for each place that of those after it [.., L, H].
 
     Only sums of numbers of one sign: a difference of cumulative sums would lose the small ones.
     """
-    after = log_decay.flip(-2).cumsum(-2).flip(-2)  # from each place to the end, itself included
-    return after[..., 0, :], torch.cat((after[..., 1:, :], torch.zeros_like(after[..., :1, :])), -2)
+    found = _later(log_decay.shape[-2], log_decay.device) @ log_decay
+    return found[..., :1, :], found[..., 1:, :]
+
+
+@cache
+def _later(size: int, device: torch.device) -> Tensor:
+    """[size + 1, size]: ones for all places, then for those after the first, after the second, ..."""
+    with torch.inference_mode(False):
+        return torch.ones(size + 1, size, device=device).triu()
+
+
+def window_decays(log_decay: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """Of tokens [N, T, H] that see one another so: each one's decay since the window began [N, H, T, 1], its own
+    included, and from token s to t [N, H, t, s], zero where t does not see s."""
+    if log_decay.shape[1] == 1:
+        return log_decay.exp().transpose(1, 2)[..., None], torch.ones(1, 1, device=log_decay.device)
+    sees = sees.expand(len(log_decay), -1, -1)[..., None]
+    total, between = decays(torch.where(sees, log_decay[:, None], 0.0))
+    return total.permute(0, 3, 1, 2), torch.where(sees, between, 0.0).permute(0, 3, 1, 2)
 
 
 def pairwise_decay(log_decay: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs, rounded
-from ..linear_attention import decays, pairwise_decay, per_head
+from ..linear_attention import decays, pairwise_decay, per_head, window_decays
 
 AXES = ("head", "value", "key")
 
@@ -27,36 +27,31 @@ class GatedDelta:
 
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
-    def entries(self, inputs: Inputs) -> Entries:
-        return {"k": inputs["k"], "log_g": inputs["log_g"]}  # u is known when the state has been seen
+    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        heads, tokens = state.shape[1], sees.shape[-1]
+        log_g, beta = inputs["log_g"], inputs["beta"].transpose(1, 2)[..., None]
+        k, q = (inputs[name].float().transpose(1, 2) for name in "kq")  # [N, H, T, K]
+        probes = torch.cat((k, q), 2)  # [N, H, 2 T, K]
 
-    def attend(self, state: Tensor, entries: Entries, inputs: Inputs, at: Tensor, visible: Tensor) -> Tensor:
-        heads, tokens = state.shape[1], at.shape[1]
-        total, distance = decays(torch.where(visible[..., None], entries["log_g"][:, None], 0.0))
-        decay = total.exp().transpose(1, 2)[..., None]  # [N, HV, T, 1]
-        weights = distance.exp().permute(0, 3, 1, 2)  # [N, HV, T, L]
-        probes = torch.cat((inputs["k"].float(), inputs["q"].float()), 1).transpose(1, 2)  # [N, H, 2 T, K]
-        dots = per_head(probes @ entries["k"].float().permute(0, 2, 3, 1), heads)
-        k_dots, q_dots = (torch.where(visible[:, None], weights * part, 0.0) for part in dots.chunk(2, 2))
-        k_state, q_state = (per_head(probes, heads) @ state.mT).chunk(2, 2)  # [N, HV, T, V]
+        total, weights = (x.transpose(1, 2).unsqueeze(2) for x in decays(held["log_g"]))  # [N, HV, 1, 1 or L]
+        decay, among = window_decays(log_g, sees)
+        dots = per_head(probes @ held["k"].float().permute(0, 2, 3, 1), heads)
+        recalled = total * (per_head(probes, heads) @ state.mT) + (weights * dots) @ held["u"].transpose(1, 2)
+        k_recalls, q_recalls = recalled.chunk(2, 2)  # [N, HV, T, V], as if the window had not decayed it
+        k_dots, q_dots = per_head(probes @ k.mT, heads).chunk(2, 2)
 
-        values = entries["u"].transpose(1, 2)  # [N, HV, L, V], zero at these tokens until they are known
-        beta = inputs["beta"].float().transpose(1, 2)[..., None]
-        u = beta * (inputs["v"].float().transpose(1, 2) - decay * k_state - k_dots @ values)
-        exists = visible.gather(2, at[..., None]).transpose(1, 2)[..., None]  # [N, 1, T, 1]
-        u = torch.where(exists, u, 0.0)
+        u = beta * (inputs["v"].float().transpose(1, 2) - decay * k_recalls)
         if tokens > 1:  # each has also to recall those before it in the window
-            among = k_dots.gather(3, at[:, None, None].expand(-1, heads, tokens, -1))
-            u = torch.linalg.solve_triangular(beta * among, u, upper=False, unitriangular=True)
-        lane, token = exists[:, 0, :, 0].nonzero(as_tuple=True)
-        entries["u"][lane, at[lane, token]] = u.transpose(1, 2)[lane, token]
-        return (decay * q_state + q_dots @ values).transpose(1, 2)
+            u = torch.linalg.solve_triangular(beta * (among * k_dots), u, upper=False, unitriangular=True)
+        own = (among * q_dots) @ u if tokens > 1 else q_dots * u
+        out = decay * q_recalls + own
+        return out.transpose(1, 2), {"k": inputs["k"], "u": u.transpose(1, 2), "log_g": log_g}
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
-        total, distance = decays(entries["log_g"])
-        weighted = (entries["u"] * distance.exp()[..., None]).permute(0, 2, 3, 1)  # [N, HV, V, L]
+        total, weights = decays(entries["log_g"])
+        weighted = (entries["u"] * weights[..., None]).permute(0, 2, 3, 1)  # [N, HV, V, L]
         keys = per_head(entries["k"].float().transpose(1, 2), state.shape[1])
-        return total.exp()[..., None, None] * state + weighted @ keys
+        return total.transpose(1, 2)[..., None] * state + weighted @ keys
 
     def chunk(self, state: Tensor, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         heads = state.shape[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
@@ -11,18 +12,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = Fals
 
     The result has the weight's dtype: a residual stream may be wider than what the layers compute in.
     """
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if zero_centred:
-        return (normed * (1.0 + weight.float())).to(weight.dtype)
-    return weight * normed.to(weight.dtype)
+    scale = 1.0 + weight.float() if zero_centred else weight
+    if weight.dim() == 1 and scale.dtype == torch.float32:
+        return F.rms_norm(x.float(), x.shape[-1:], scale, eps).to(weight.dtype)
+    return scale * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(weight.dtype)
 
 
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
 ) -> Tensor:
     """rms_norm(x) * silu(gate), or rms_norm(x * silu(gate)); the product in float32."""
-    opened = torch.nn.functional.silu(gate.float())
+    opened = F.silu(gate.float())
     if gate_first:
         return rms_norm(x.float() * opened, weight, eps)
     return (rms_norm(x, weight, eps).float() * opened).to(weight.dtype)
@@ -31,4 +31,5 @@ def gated_rms_norm(
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / |x| in float32, last axis."""
     wide = x.float()
-    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
+    square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
+    return wide * square.add_(eps).rsqrt_()

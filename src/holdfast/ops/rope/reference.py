@@ -24,7 +24,7 @@ class LinearScaling:
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
+class BlendedScaling:
     """What turns more than `high` times within the original context is kept, what turns less than `low` times
     is slowed down by `factor`, and what lies between is blended."""
 

@@ -1,4 +1,4 @@
-"""State space duality (Mamba-2), in plain torch. H heads in G groups; head j reads group j * G // H.
+"""State space duality (Dao and Gu, 2024), in plain torch. H heads in G groups; head j reads group j * G // H.
 
     S_t = exp(dt_t A) S_{t-1} + dt_t x_t B_t^T        y_t = S_t C_t
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs, rounded
-from ..linear_attention import decays, pairwise_decay, per_head
+from ..linear_attention import decays, pairwise_decay, per_head, window_decays
 
 AXES = ("head", "channel", "state")
 
@@ -27,24 +27,22 @@ class SSD:
 
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
-    def entries(self, inputs: Inputs) -> Entries:
-        return {name: inputs[name] for name in ("x", "b", "dt", "log_decay")}
-
-    def attend(self, state: Tensor, entries: Entries, inputs: Inputs, at: Tensor, visible: Tensor) -> Tensor:
-        heads, seen = state.shape[1], visible[..., None]
-        total, distance = decays(torch.where(seen, entries["log_decay"][:, None], 0.0))
-        weights = torch.where(seen, distance.exp(), 0.0).permute(0, 3, 1, 2)  # [N, H, T, L]
-        c = inputs["c"].float().transpose(1, 2)
-        dots = per_head(c @ entries["b"].float().permute(0, 2, 3, 1), heads)  # [N, H, T, L]
-        from_state = per_head(c, heads) @ state.mT  # [N, H, T, P]
-        result = total.exp().transpose(1, 2)[..., None] * from_state + (weights * dots) @ _written(entries)
-        return result.transpose(1, 2)
+    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        heads = state.shape[1]
+        b, c = (inputs[name].float().transpose(1, 2) for name in "bc")  # [N, G, T, S]
+        total, weights = (decay.transpose(1, 2)[:, :, None] for decay in decays(held["log_decay"]))
+        decay, among = window_decays(inputs["log_decay"], sees)  # [N, H, T, 1], [N, H, T, T]
+        dots = per_head(c @ held["b"].float().permute(0, 2, 3, 1), heads)  # [N, H, T, L]
+        recalled = total * (per_head(c, heads) @ state.mT) + (weights * dots) @ _written(held)
+        own = (among * per_head(c @ b.mT, heads)) @ _written(inputs)
+        fresh = {name: inputs[name] for name in ("x", "b", "dt", "log_decay")}
+        return (decay * recalled + own).transpose(1, 2), fresh
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
-        total, distance = decays(entries["log_decay"])
-        weighted = _written(entries) * distance.exp().transpose(1, 2)[..., None]  # [N, H, L, P]
+        total, weights = decays(entries["log_decay"])
+        weighted = _written(entries) * weights.transpose(1, 2)[..., None]  # [N, H, L, P]
         b = per_head(entries["b"].float().transpose(1, 2), state.shape[1])
-        return total.exp()[..., None, None] * state + weighted.mT @ b
+        return total.transpose(1, 2)[..., None] * state + weighted.mT @ b
 
     def chunk(self, state: Tensor, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         heads = state.shape[0]

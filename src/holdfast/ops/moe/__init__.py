@@ -1,0 +1,1 @@
+"""Mixture of experts: which experts see a token, and what they say of it."""
