@@ -2,9 +2,10 @@
 
     make bench                                       # or: python benchmarks/cpu_vs_transformers.py --help
 
-One process, the same threads, the same float32 weights: a random Qwen3.5-shaped hybrid of about 55 million
-parameters. Prompts of 64 to 256 tokens, 64 tokens out, greedy. Each figure is the median of several runs that
-alternate between the two. Decode tokens per second: (64 - 1) x batch / (time of all 64 - time of the first).
+One process, the same threads, the same float32 weights: random hybrids of at least 50 million parameters, one
+shaped as Qwen3.5 (gated delta nets) and one as LFM2 (short convolutions). Prompts of 64 to 256 tokens, 64 tokens out,
+greedy, nothing reused from run to run. Each figure is the median of several runs that alternate between the two.
+Decode tokens per second: (64 - 1) x batch / (time of all 64 - time of the first).
 
   batch 1          one prompt
   batch 16         lengths uniform in 64..256; transformers pads on the left, as it must
@@ -30,26 +31,46 @@ import transformers
 from holdfast import LLM, SamplingParams
 
 OUT = 64
-CONFIG = {
+SHARED = {
     "vocab_size": 16384,
     "hidden_size": 512,
-    "intermediate_size": 1536,
     "num_hidden_layers": 12,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
-    "head_dim": 64,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_num_key_heads": 8,
-    "linear_num_value_heads": 8,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
 
 
-def make_model(directory: Path) -> transformers.PreTrainedModel:
+def qwen3_5() -> transformers.PreTrainedModel:
+    config = transformers.Qwen3_5TextConfig(
+        **SHARED,
+        intermediate_size=1536,
+        head_dim=64,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_num_key_heads=8,
+        linear_num_value_heads=8,
+    )
+    return transformers.Qwen3_5ForCausalLM(config)
+
+
+def lfm2() -> transformers.PreTrainedModel:
+    config = transformers.Lfm2Config(
+        **SHARED,
+        intermediate_size=1536,
+        block_auto_adjust_ff_dim=False,
+        layer_types=["conv", "conv", "conv", "full_attention"] * 3,
+    )
+    return transformers.Lfm2ForCausalLM(config)
+
+
+FAMILIES = {"Qwen3.5": qwen3_5, "LFM2": lfm2}
+
+
+def make_model(family: str, directory: Path) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**CONFIG)).eval()
+    model = FAMILIES[family]().eval()
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return model
@@ -105,12 +126,43 @@ def compare(model: Any, llm: LLM, prompts: list[list[int]], reps: int) -> dict[s
     }
 
 
+def measure(family: str, reps: int) -> dict[str, Any]:
+    lengths = torch.Generator().manual_seed(1)
+    uniform = torch.randint(64, 257, (16,), generator=lengths).tolist()
+
+    def prompts(sizes: list[int]) -> list[list[int]]:
+        return [torch.randint(1, SHARED["vocab_size"], (n,), generator=lengths).tolist() for n in sizes]
+
+    cases = {"batch 1": [160], "batch 16": uniform, "batch 16 equal": [160] * 16}
+    with tempfile.TemporaryDirectory() as directory:
+        model = make_model(family, Path(directory))
+        llm = LLM(
+            directory,
+            max_num_seqs=16,
+            max_model_len=512,
+            max_num_batched_tokens=4096,
+            enable_prefix_caching=False,
+        )
+        results = {name: compare(model, llm, prompts(sizes), reps) for name, sizes in cases.items()}
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    title = f"{family}, {size:.0f}M parameters"
+    print(f"\n{title:24} {'transformers':>12} {'holdfast':>10} {'ratio':>6}  {'range':>12}  equal outputs")
+    for name, r in results.items():
+        low, high = r["range"]
+        print(
+            f"{name:24} {r['transformers']:12.1f} {r['holdfast']:10.1f} {r['ratio']:6.2f}  "
+            f"{low:5.2f} - {high:4.2f}  {r['equal_outputs']} of {r['batch']}"
+        )
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -118,33 +170,12 @@ def main() -> None:
     if load > 0.5:
         print(f"warning: the machine is busy (load {load:.1f}); the figures will suffer")
 
-    lengths = torch.Generator().manual_seed(1)
-    uniform = torch.randint(64, 257, (16,), generator=lengths).tolist()
-
-    def prompts(sizes: list[int]) -> list[list[int]]:
-        return [torch.randint(1, CONFIG["vocab_size"], (n,), generator=lengths).tolist() for n in sizes]
-
-    cases = {"batch 1": [160], "batch 16": uniform, "batch 16 equal": [160] * 16}
-    with tempfile.TemporaryDirectory() as directory:
-        model = make_model(Path(directory))
-        llm = LLM(directory, max_num_seqs=16, max_model_len=512, max_num_batched_tokens=4096)
-        results = {name: compare(model, llm, prompts(sizes), args.reps) for name, sizes in cases.items()}
-
-    size = sum(p.numel() for p in model.parameters()) / 1e6
     print(
         f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}, ",
         end="",
     )
-    print(f"transformers {transformers.__version__}; {size:.0f}M parameters, float32")
-    print(
-        f"{'decode tokens/s':16} {'transformers':>12} {'holdfast':>10} {'ratio':>6}  {'range':>12}  equal outputs"
-    )
-    for name, r in results.items():
-        low, high = r["range"]
-        print(
-            f"{name:16} {r['transformers']:12.1f} {r['holdfast']:10.1f} {r['ratio']:6.2f}  "
-            f"{low:5.2f} - {high:4.2f}  {r['equal_outputs']} of {r['batch']}"
-        )
+    print(f"transformers {transformers.__version__}, float32")
+    results = {family: measure(family, args.reps) for family in args.family}
     if args.json:
         args.json.write_text(json.dumps(results, indent=2))
 

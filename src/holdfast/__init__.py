@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .config import ConfigError
+from .corruption import Finding, StateCorruption
 from .request import Completion, FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ __all__ = [
     "AsyncLLM",
     "Completion",
     "ConfigError",
+    "Finding",
     "FinishReason",
     "Rejected",
     "RequestOutput",
     "SamplingParams",
+    "StateCorruption",
     "TokenLogprob",
 ]
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .corruption import StateCorruption
 from .request import Completion, FinishReason, Request, RequestOutput
 from .text import StoppingText, Tokenizer
 
@@ -79,6 +80,16 @@ def make_output(answers: Sequence[Answer]) -> RequestOutput:
         outputs=tuple(answer.completion() for answer in answers),
         prompt_logprobs=None if first.params.prompt_logprobs is None else (None, *first.prompt_logprobs),
     )
+
+
+def raise_corruption(answers: Sequence[Answer], outputs: tuple[RequestOutput, ...] = ()) -> None:
+    """If the state of one of them was found corrupt. Nobody should take what it said for an answer."""
+    if errors := [answer.request.error for answer in answers if answer.request.error]:
+        raise StateCorruption(
+            tuple(id_ for error in errors for id_ in error.request_ids),
+            tuple(finding for error in errors for finding in error.findings),
+            outputs,
+        )
 
 
 def one_for_each_answer(request: Request) -> list[Request]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .answer import Answer, make_output
+from .answer import Answer, make_output, raise_corruption
+from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .prompts import Message, Prompt
 from .request import RequestOutput, SamplingParams
@@ -44,6 +45,15 @@ class AsyncLLM:
         """What was given to weights, pools and tables, and how much fits."""
         return self._service.capacity
 
+    def cache_stats(self) -> CacheStats:
+        """What prefix reuse did so far, and what it holds."""
+        return self._service.engine.scheduler.cache_stats()
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all prefixes. Requests that run keep what they have; none will resume from it."""
+        async with self._between_steps:
+            self._service.engine.scheduler.reset_cache()
+
     def default_params(self) -> SamplingParams:
         """What the model's generation_config.json advises; used wherever no params are given."""
         return self._service.default_params()
@@ -68,6 +78,7 @@ class AsyncLLM:
                         shown = length
                         yield make_output(answers)
                     if ended:
+                        raise_corruption(answers)
                         return
                     await self._next(news)
             finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .config import ConfigError, EngineConfig
+from .config import ConfigError, EngineConfig, ModelFacts
 from .cpu_isa import ensure_safe_bf16
 from .executor.footprint import table_bytes
 from .layers.batch import Build
@@ -29,19 +29,25 @@ class Blueprint:
         self._directory, self._config = directory, config
         self._architecture = registry.find(values)
         self._parsed = self._architecture.parse(values)
-        facts = self._architecture.facts(self._parsed)
-        footprint = Footprint(measure(self._lay_out, facts.vocab_size), table_bytes)
+        self.facts: ModelFacts = self._architecture.facts(self._parsed)
+        facts = self.facts
+        footprint = Footprint(measure(self._lay_out, facts.vocab_size), table_bytes, config.sanitizer)
         limits = resolve(config, facts, footprint.costs(config.page_size), _available(config))
         self.capacity: CapacityPlan = make_plan(config, facts, limits, footprint)
 
-    def build_model(self) -> CausalLM:
+    def build_model(self, weights_of: CausalLM | None = None) -> CausalLM:
+        """With the weights in the directory, or with those of a model of it that was built before."""
         config = self._config
         if config.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"device={config.device!r}: torch finds no CUDA device here; use device='cpu'")
         if config.device == "cpu" and config.dtype == "bfloat16":
             ensure_safe_bf16()
         model = self._lay_out(max_positions(self.capacity.limits))
-        if config.load_format == "dummy":
+        if weights_of is not None:
+            given = weights_of.state_dict(keep_vars=True)
+            unpacked = {name: w.to_dense() if w.is_mkldnn else w for name, w in given.items()}
+            model.load_state_dict(unpacked, assign=True)
+        elif config.load_format == "dummy":
             fill_with_noise(model, torch.device(config.device), config.seed)
         else:
             rename = renamer(self._architecture.rules(self._parsed))

@@ -1,4 +1,4 @@
-"""The command line. `holdfast chat` talks to a model in the terminal, `holdfast plan` sizes one."""
+"""The command line: `holdfast chat` talks to a model in the terminal, `plan` sizes one, `verify` checks one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import DTYPES, STATE_DTYPES, EngineConfig
+from .config import DTYPES, SANITIZERS, STATE_DTYPES, EngineConfig
+from .corruption import StateCorruption
 from .request import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ PLAN_OPTIONS = {
     "page_size": "tokens of a page of KV",
     "fold_every": "tokens between checkpoints of a running request",
     "num_pages": "pages of KV (default: what fits)",
-    "num_slots": "checkpoints of recurrent state (default: what fits)",
+    "num_slots": "slots of recurrent state: one for each running request, the others keep prefixes",
+    "num_checkpoints": "how many of the slots keep prefixes (default: what fits)",
+    "sanitizer": f"of state: {', '.join(SANITIZERS)}",
 }
 
 CHAT_HELP = """\
@@ -52,6 +55,19 @@ What a model would take in memory, how many requests and tokens would fit, and w
 Only config.json is read.
 
   holdfast plan path/to/model --dtype bfloat16 --device cuda --memory 80GiB --max-num-seqs 256
+"""
+
+VERIFY_HELP = """\
+Does a model give the same answers whatever the engine does? Each cell of a matrix answers the same requests
+in another way (in company, in chunks, pre-empted, resumed, overlapped) and is compared with the plain path: one
+request at a time, its prompt whole. The plain path is compared with transformers, where that is installed.
+
+float32 must give the same tokens, unless two were within 1e-4, and log-probabilities within 1e-4; bfloat16 and
+float16 a small divergence; exact mode the same bits. The status is 0 if all cells do, 1 if one does not, 2 if the
+model cannot be verified at all.
+
+  holdfast verify path/to/model --quick
+  holdfast verify path/to/model --seed 7 --cell chunks-of-7     that cell again, with the same requests
 """
 
 
@@ -79,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_chat(commands)
     _add_plan(commands)
+    _add_verify(commands)
     return parser
 
 
@@ -100,6 +117,12 @@ def _add_chat(commands: Any) -> None:
     engine = chat.add_argument_group("engine")
     engine.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     engine.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and activations")
+    engine.add_argument(
+        "--sanitizer",
+        default="off",
+        choices=SANITIZERS,
+        help="check every access to state, or recompute some of it as well (default: %(default)s)",
+    )
     sampling = chat.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: %(default)s)")
     sampling.add_argument("--temperature", type=float, default=0.7, help="0 always takes the likeliest token")
@@ -128,6 +151,55 @@ def _add_plan(commands: Any) -> None:
         )
 
 
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="whether a model gives the same answers whatever the engine does",
+        description=VERIFY_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.set_defaults(run=run_verify)
+    verify.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a directory; without it, a built-in demo model"
+    )
+    verify.add_argument("--quick", action="store_true", help="fewer cells, fewer and shorter requests")
+    verify.add_argument(
+        "--cell", action="append", metavar="NAME", help="only this one; may be given several times"
+    )
+    verify.add_argument("--seed", type=int, default=0, help="of the requests (default: %(default)s)")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    verify.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and activations")
+
+
+def run_verify(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from .verify.cells import cell_names  # needs no torch: a wrong name is told at once
+
+    names = args.cell or cell_names(quick=args.quick)
+    if unknown := sorted(set(names) - set(cell_names())):
+        parser.error(f"--cell {unknown[0]}: the cells are {', '.join(cell_names())}")
+    from .progress import Progress
+    from .service import find_model
+    from .verify import report
+    from .verify.matrix import Matrix
+
+    outcomes = []
+    try:
+        options = {"device": args.device, "dtype": args.dtype}
+        matrix = Matrix(find_model(args.model), args.seed, quick=args.quick, **options)
+        with Progress("Verifying", len(names), lambda: names[min(bar.done, len(names) - 1)]) as bar:
+            for outcome in matrix.outcomes(names):
+                outcomes.append(outcome)
+                bar.advance()
+    except (OSError, ValueError) as error:
+        _fail(error)
+        return 2
+    again = report.command(args.model, args.seed, quick=args.quick, **options)
+    told = report.as_dict(outcomes, again)
+    print(json.dumps(told, indent=2) if args.json else report.render(outcomes, again))
+    return 0 if told["equal"] else 1
+
+
 def run_plan(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     given = {name: value for name in PLAN_OPTIONS if (value := getattr(args, name)) is not None}
     try:
@@ -152,7 +224,7 @@ def run_chat(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     except ValueError as error:
         parser.error(str(error))
     try:
-        llm = load_model(args.model, args.device, args.dtype)
+        llm = load_model(args.model, args.device, args.dtype, args.sanitizer)
     except (OSError, ValueError) as error:
         return _fail(error)
     for stream in (sys.stdin, sys.stdout):
@@ -164,7 +236,7 @@ def run_chat(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return converse(Conversation(llm, params, args.system), interactive)
 
 
-def load_model(model: str | None, device: str, dtype: str) -> LLM:
+def load_model(model: str | None, device: str, dtype: str, sanitizer: str) -> LLM:
     # here and not above: torch takes seconds to import, and --help should not
     import torch
 
@@ -175,7 +247,7 @@ def load_model(model: str | None, device: str, dtype: str) -> LLM:
         raise ValueError(f"--device {device}: torch sees no CUDA device here; --device cpu always works")
     if model is None:
         _say(DEMO_NOTICE)
-    return LLM(model, device=device, dtype=dtype)
+    return LLM(model, device=device, dtype=dtype, sanitizer=sanitizer)
 
 
 class Conversation:
@@ -199,6 +271,9 @@ class Conversation:
             for output in stream:
                 piece, said = output.text[len(said) :], output.text
                 yield piece
+        except StateCorruption:
+            said = ""  # not the model's words
+            raise
         finally:
             stream.close()  # cancels what still runs
             if said:
@@ -216,7 +291,7 @@ def converse(conversation: Conversation, interactive: bool) -> int:
         elif command:
             try:
                 _print_answer(conversation.answer(line), interactive)
-            except ValueError as error:
+            except (ValueError, StateCorruption) as error:
                 status = _fail(error)
     return 0 if interactive else status
 

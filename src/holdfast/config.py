@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
 
 from .units import parse_bytes
 
@@ -17,7 +18,10 @@ DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 STATE_DTYPES = ("float32", "bfloat16")
 BACKENDS = ("reference", "reference_kv")
+BACKEND_GROUP = "holdfast.backends"
+"""Entry points by which other packages bring a backend of their own."""
 LOAD_FORMATS = ("auto", "dummy")
+SANITIZERS = ("off", "stamps", "full")
 
 
 class ConfigError(ValueError):
@@ -37,6 +41,11 @@ class EngineConfig:
     max_model_len: int | None = None
     num_pages: int | None = None
     num_slots: int | None = None
+    """Of recurrent state: one for each running request, the others for checkpoints."""
+    num_checkpoints: int | None = None
+    """How many of the slots are there to keep prefixes; running requests leave them alone."""
+    enable_prefix_caching: bool = True
+    """Requests that begin like earlier ones resume from what these left behind."""
     memory: int | str | None = None
     """All that the engine may take of its device, such as "80GiB". None: nine tenths of a GPU's free memory;
     on a CPU what one request needs, and a quarter of what is free beside it."""
@@ -47,6 +56,8 @@ class EngineConfig:
     overlap: bool = True
     exact: bool = False
     backend: str = "reference"
+    sanitizer: str = "off"
+    """stamps: every access to state is checked. full: freed state is poisoned, and some is recomputed, as well."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,6 +65,8 @@ class EngineConfig:
             _check_type(option.name, getattr(self, option.name), str(option.type))
         for name, choices in CHOICES.items():
             value = getattr(self, name)
+            if name == "backend" and value not in choices:
+                choices = backends()
             if (re.sub(r":\d+$", "", value) if name == "device" else value) not in choices:
                 raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
         for name, least in LEAST.items():
@@ -80,9 +93,18 @@ CHOICES = {
     "state_dtype": STATE_DTYPES,
     "backend": BACKENDS,
     "load_format": LOAD_FORMATS,
+    "sanitizer": SANITIZERS,
 }
+
+
+def backends() -> tuple[str, ...]:
+    """Those that are here, and those that other packages bring."""
+    return (*BACKENDS, *sorted(entry_points(group=BACKEND_GROUP).names))
+
+
 LEAST = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "page_size", "fold_every"), 1)
 LEAST |= {"max_draft_tokens": 0, "max_model_len": SHORTEST, "num_pages": 1, "num_slots": 1}
+LEAST |= {"num_checkpoints": 0}
 
 
 @dataclass(frozen=True)
@@ -108,6 +130,12 @@ class Limits:
     num_slots: int
     fold_every: int
     max_window: int
+    num_checkpoints: int = 0
+    """Slots beyond those that running requests need."""
+
+    @property
+    def running_slots(self) -> int:
+        return self.num_slots - self.num_checkpoints
 
     @property
     def pages_per_row(self) -> int:
@@ -119,6 +147,13 @@ class Limits:
 
     def ring_capacity(self, width: int) -> int:
         return ring_capacity(width, self.max_window)
+
+
+def run_reaches(line: int, start: int, end: int) -> bool:
+    """Has a run from `start` to `end` a state at this line? Not inside the whole blocks of its chunk form."""
+    first = -(-start // CHUNK) * CHUNK
+    last = first + max(0, end - first) // CHUNK * CHUNK
+    return start < line <= end and (line % CHUNK == 0 or not first < line < last)
 
 
 def max_window(max_draft_tokens: int) -> int:

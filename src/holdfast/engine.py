@@ -13,6 +13,7 @@ from .config import EngineConfig
 from .executor.readback import InFlight
 from .executor.runner import Runner
 from .memory.capacity import CapacityPlan
+from .models.base import CausalLM
 from .plan import StepResult
 from .request import FinishReason, Request
 from .scheduler import Scheduler
@@ -50,8 +51,12 @@ class Engine:
 
     def settle(self) -> None:
         """If nobody runs or waits, collect what is in flight: what ended rows held is given back now."""
-        if self._failure is None and not self.scheduler.num_running + self.scheduler.num_waiting:
+        while self.has_work and self._failure is None and not self._anybody:
             self.step()
+
+    @property
+    def _anybody(self) -> int:
+        return self.scheduler.num_running + self.scheduler.num_waiting
 
     @property
     def has_work(self) -> bool:
@@ -83,16 +88,21 @@ class Engine:
         if inflight is None:
             return []
         result: StepResult = inflight.result()
+        for finding in result.findings:
+            logger.error("%s", finding)
         return self.scheduler.collect(result)
 
 
-def build_engine(directory: Path, config: EngineConfig) -> Engine:
-    """A model directory, as the hub stores it, ready to serve."""
+def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM | None = None) -> Engine:
+    """A model directory, as the hub stores it, ready to serve. `weights_of` spares loading it again."""
     blueprint = Blueprint(directory, config)
     capacity = blueprint.capacity
     logger.info("%s", capacity.render())
     for note in capacity.notes:
         logger.warning("%s", note)
-    runner = Runner(blueprint.build_model(), capacity.limits, torch.device(config.device))
-    scheduler = Scheduler(capacity.limits, CacheManager(capacity.limits))
+    model, device = blueprint.build_model(weights_of), torch.device(config.device)
+    model.pack()
+    runner = Runner(model, capacity.limits, device, sanitizer=config.sanitizer)
+    cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
+    scheduler = Scheduler(capacity.limits, cache)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

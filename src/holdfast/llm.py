@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .answer import Answer, make_output
+from .answer import Answer, make_output, raise_corruption
+from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .progress import Progress
 from .prompts import Message, Prompt, as_conversations, as_prompts
@@ -34,6 +35,14 @@ class LLM:
         """What was given to weights, pools and tables, and how much fits."""
         return self._service.capacity
 
+    def cache_stats(self) -> CacheStats:
+        """What prefix reuse did so far, and what it holds."""
+        return self._service.engine.scheduler.cache_stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes. Requests that run keep what they have; none will resume from it."""
+        self._service.engine.scheduler.reset_cache()
+
     def default_params(self) -> SamplingParams:
         """What the model's generation_config.json advises; used wherever no params are given."""
         return self._service.default_params()
@@ -46,6 +55,8 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Every prompt's output, in the prompts' order. If one prompt is refused, nothing is run.
+
+        With a sanitizer, StateCorruption is raised when all is done, and has the outputs of the others.
 
         params    for all prompts, or one for each; None: `default_params()`
         progress  draw a bar on stderr; None: if it is a terminal and the run lasts longer than a moment
@@ -60,7 +71,7 @@ class LLM:
             self._run([answer for answers in asked for answer in answers], progress)
         finally:
             self._service.let_go([answer for answers in asked for answer in answers])
-        return [make_output(answers) for answers in asked]
+        return _outputs(asked)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
@@ -105,11 +116,18 @@ class LLM:
                 if ended or length > shown:
                     yield make_output(answers)
                 if ended:
+                    raise_corruption(answers)
                     return
                 shown = length
                 self._service.step()
         finally:
             self._service.let_go(answers)
+
+
+def _outputs(asked: list[list[Answer]]) -> list[RequestOutput]:
+    outputs = [make_output(answers) for answers in asked]
+    raise_corruption([answer for answers in asked for answer in answers], tuple(outputs))
+    return outputs
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

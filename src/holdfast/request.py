@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from .corruption import StateCorruption
 from .params import SamplingParams as SamplingParams
 
 
@@ -21,6 +22,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"  # an end-of-text token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
+    ERROR = "error"  # its state is not to be trusted; see Request.error
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Metrics:
     finished: float | None = None
     preemptions: int = 0
     cached_tokens: int = 0
+    """Of the prompt, resumed instead of computed."""
+    cache_reason: str = ""
+    """Why so many, and why not more."""
 
 
 @dataclass
@@ -66,7 +71,11 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt's second token and those after it, as far as they are collected."""
+    chain: list[bytes] = field(default_factory=list, repr=False)
+    """Hashes of its whole pages, each of all tokens up to there; the cache makes them, once."""
     finish_reason: FinishReason | None = None
+    error: StateCorruption | None = None
+    """What the sanitizer found, if that is why it ended."""
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
@@ -147,6 +156,10 @@ class RequestOutput:
     @property
     def metrics(self) -> Metrics:
         return self.outputs[0].metrics
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.outputs[0].metrics.cached_tokens
 
     @property
     def finished(self) -> bool:

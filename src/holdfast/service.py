@@ -23,7 +23,7 @@ class Service:
 
     def __init__(self, model: str | Path | None, options: dict[str, Any]) -> None:
         self.config = _engine_config(options)
-        self.directory = _find(model)
+        self.directory = find_model(model)
         self.engine = build_engine(self.directory, self.config)
         has_tokenizer = (self.directory / "tokenizer.json").is_file()
         self.tokenizer = Tokenizer.from_dir(self.directory) if has_tokenizer else None
@@ -98,7 +98,7 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**options)
 
 
-def _find(model: str | Path | None) -> Path:
+def find_model(model: str | Path | None) -> Path:
     """A directory; or a name as the hub has it, whose files were downloaded before."""
     if isinstance(model, (str, Path)):
         path = Path(model).expanduser()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import cli
+from holdfast import Finding, StateCorruption, cli
 from holdfast.request import Rejected, SamplingParams
 
 
@@ -204,3 +204,16 @@ def test_help_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None; from holdfast.cli import main; main(['chat', '--help'])"
     )
     assert subprocess.run([sys.executable, "-c", source], capture_output=True).returncode == 0
+
+
+def test_an_answer_from_corrupt_state_is_reported_and_not_remembered(run, capsys) -> None:
+    finding = Finding(7, "read", "blocks.1", "temporal", 1, 1, place=3, expected=16, found=-1)
+
+    def broken(number: int) -> None:
+        if number == 1 and len(llm.asked) == 1:
+            raise StateCorruption(("1",), (finding,))
+
+    llm = FakeLLM(before_piece=broken)
+    assert run(llm, lines=["Hi", "Again"]) == 1
+    assert "step 7: read of temporal in layer blocks.1" in capsys.readouterr().err
+    assert llm.asked[1] == [user("Again")]

@@ -38,7 +38,8 @@ def test_for_people(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_for_programs(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = plan(capsys, directory, "--memory", "80GiB", "--device", "cuda", "--dtype", "bfloat16")
     assert 79 << 30 < told["bytes"]["total"] <= 80 << 30
-    assert told["limits"]["num_slots"] == told["limits"]["max_num_seqs"] == 64
+    limits = told["limits"]
+    assert limits["max_num_seqs"] == 64 and (limits["num_slots"], limits["num_checkpoints"]) == (320, 256)
 
 
 def test_every_option_counts(directory: str, capsys: pytest.CaptureFixture[str]) -> None:

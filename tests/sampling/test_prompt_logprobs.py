@@ -95,16 +95,13 @@ def test_a_request_that_is_gone_leaves_the_next_none(engines: Engines) -> None:
 
 def test_a_cached_prefix_is_computed_again_for_them(engines: Engines, logits_of: LogitsOf) -> None:
     """State alone gives no logits: a request that owes them must not resume behind its prompt's beginning."""
-    llm = engines(**ROOMY, seed=3)
-    cache = llm._engine.scheduler._cache
-    found = []
-    match = cache.match
-    cache._prefix_reuse = True
-    cache.match = lambda tokens: found.append(len(tokens)) or match(tokens)  # type: ignore[method-assign]
-    check(llm.generate(PROMPT, ASKING)[0], logits_of, 4)
-    assert not found
-    llm.generate(PROMPT, SamplingParams(max_tokens=1))
-    assert found
+    llm = engines(**{**ROOMY, "num_slots": 8}, seed=3)
+    plain = SamplingParams(max_tokens=1)
+    llm.generate(PROMPT, plain)
+    assert llm.generate(PROMPT, plain)[0].cached_tokens > 0
+    [output] = llm.generate(PROMPT, ASKING)
+    assert output.cached_tokens == 0
+    check(output, logits_of, 4)
 
 
 def test_logits_of_prompts_exist_for_few_tokens_at_once(
