@@ -11,6 +11,9 @@ from .units import parse_bytes
 CHUNK = 64
 """Prefill's chunk form works on absolute blocks of this many tokens."""
 
+FOLD_EVERY = 16
+"""Tokens from line to line, if neither the user nor the model says otherwise."""
+
 SHORTEST = 2
 """max_model_len must leave room for a token of a prompt and one of an answer."""
 
@@ -51,7 +54,8 @@ class EngineConfig:
     on a CPU what one request needs, and a quarter of what is free beside it."""
     load_format: str = "auto"
     """auto: the directory's safetensors. dummy: random weights of the right shapes, no files needed."""
-    fold_every: int = 16
+    fold_every: int | None = None
+    """Tokens from line to line of the fold grid. None: as the model's mixers like it best."""
     max_draft_tokens: int = 0
     overlap: bool = True
     exact: bool = False
@@ -115,6 +119,8 @@ class ModelFacts:
     max_positions: int | None
     """None: the model knows no positions, so its context has no bound of its own."""
     recurrent: bool
+    fold_every: int = FOLD_EVERY
+    """Where nothing is speculated: 1 if entries weigh about as much as the state that they would save writing."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +182,18 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def _check_grid(config: EngineConfig) -> None:
+    grid = config.fold_every or FOLD_EVERY
     if CHUNK % config.page_size and config.page_size % CHUNK:
         raise ConfigError(f"page_size={config.page_size} must divide {CHUNK} or be a multiple of it")
-    if config.page_size % config.fold_every or CHUNK % config.fold_every:
+    if config.page_size % grid or CHUNK % grid:
         raise ConfigError(
-            f"fold_every={config.fold_every} must divide page_size={config.page_size} and {CHUNK}, "
+            f"fold_every={grid} must divide page_size={config.page_size} and {CHUNK}, "
             "so that every page boundary is a line of the fold grid"
         )
-    if (window := max_window(config.max_draft_tokens)) > config.fold_every:
+    if (window := max_window(config.max_draft_tokens)) > grid:
         raise ConfigError(
             f"max_draft_tokens={config.max_draft_tokens} makes windows of {window} tokens, more than "
-            f"fold_every={config.fold_every}: a window may pass one line of the fold grid, not two"
+            f"fold_every={grid}: a window may pass one line of the fold grid, not two"
         )
 
 

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .config import SHORTEST, ConfigError, EngineConfig, Limits, ModelFacts, max_window, pages_for
+from .config import FOLD_EVERY, SHORTEST, ConfigError, EngineConfig, Limits, ModelFacts, max_window, pages_for
 from .units import enough_bytes, format_bytes
 
 UNBOUNDED_LEN = 131_072
@@ -53,7 +53,7 @@ def resolve(
         page_size=config.page_size,
         num_pages=config.num_pages or 0,
         num_slots=(config.num_slots or 0) if recurrent else 0,
-        fold_every=config.fold_every,
+        fold_every=config.fold_every or (FOLD_EVERY if config.max_draft_tokens else facts.fold_every),
         max_window=max_window(config.max_draft_tokens),
         num_checkpoints=_given_checkpoints(config) if recurrent else 0,
     )

@@ -22,7 +22,7 @@ class Setting:
 
     model: str
     exact: bool
-    fold_every: int
+    fold_every: int | None
 
 
 @dataclass

@@ -79,7 +79,7 @@ class World:
     def _begin(self, model: str, options: Mapping[str, Any]) -> None:
         assert options["max_model_len"] <= MAX_MODEL_LEN
         exact = options["exact"]
-        self.setting = Setting(model, exact, options["fold_every"] if exact else EngineConfig.fold_every)
+        self.setting = Setting(model, exact, options["fold_every"] if exact else None)
         self.engine: Engine = build_engine(
             directory(model), EngineConfig(**options), weights_of=ORACLE.weights(model)
         )

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.cache import CacheCounters, CacheManager, CacheStats, OwnershipError, Policy
-from holdfast.cache.chain import Label
+from holdfast.cache.audit import take_census
+from holdfast.cache.chain import Label, chain_of
 from holdfast.cache.checkpoints import Checkpoints
+from holdfast.cache.free_list import FreeList
 from holdfast.cache.pages import Pages
+from holdfast.cache.radix import Node
 from holdfast.cache.slots import Slots
 from holdfast.cache.tree_check import tree_faults
 from holdfast.ids import PAD_SLOT, Page, Row, Slot
@@ -129,7 +132,7 @@ def test_missed_grants_are_counted_one_by_one() -> None:
         grant = granted(cache, admission.row, 4)
         cache.launched(step, [admission.row])
         collect(cache, step, admission, 1, missed=(grant,))
-        assert cache.counters.missed == step
+        assert cache.counters.missed == cache.counters.granted == step
 
 
 def test_a_request_that_may_run_finds_a_slot_or_the_books_are_wrong() -> None:
@@ -274,3 +277,56 @@ def test_a_row_does_not_read_on_from_what_its_run_exported() -> None:
     collect(cache, 1, admission, 13, base=12, used=(grant,))
     assert cache._holdings[admission.row].reading is None
     assert cache._tree.num_read == 0
+
+
+# --- more of what is told, and of what is counted ---
+
+
+def test_what_belongs_to_another_row_is_told() -> None:
+    pages, slots = Pages(2), Slots(2)
+    page, slot = pages.take(Row(1)), slots.take(Row(1))
+    with pytest.raises(OwnershipError, match=r"^page 1 belongs to row 1, not to row 2$"):
+        pages.publish(page, Row(2))
+    with pytest.raises(OwnershipError, match=r"^slot 1 belongs to row 1, not to row 2$"):
+        slots.release(slot, Row(2))
+
+
+def test_why_nothing_is_reused_is_told() -> None:
+    cache = caching(num_slots=4, max_num_seqs=3)
+    publish(cache, make_request("a", PROMPT), 8)
+    found = cache.match(make_request("b", PROMPT, prompt_logprobs=0))
+    assert found.reason == "matched 12 tokens of KV, resumed at 0: every token of the prompt has to be scored"
+    admission = admitted(cache, make_request("c", (90, 91, 92, 93, 94)))
+    granted(cache, admission.row, 4)  # the only slot that there is for checkpoints
+    cache._tree.attach(grown_alone(cache), Slot(9))
+    assert cache.match(make_request("d", PROMPT)).reason == (
+        "matched 12 tokens of KV, resumed at 0: all checkpoint slots are in use"
+    )
+
+
+def grown_alone(cache: CacheManager) -> Node:
+    """A page that is in the tree and has no checkpoint."""
+    return next(node for node in cache._tree.nodes() if node.slot == PAD_SLOT and node.label.position == 12)
+
+
+def test_a_request_alone_may_take_the_last_page() -> None:
+    assert caching(num_pages=4).admit(make_request("a", PROMPT)) is not None
+    assert caching(num_pages=3).admit(make_request("a", PROMPT)) is None
+
+
+def test_pages_may_be_of_one_token() -> None:
+    cache = caching(page_size=1, fold_every=1)
+    assert granted(cache, admitted(cache).row, 1).line == 1
+
+
+def test_a_chain_has_short_names() -> None:
+    assert [len(name) for name in chain_of(make_request("a", PROMPT), 4)] == [16, 16, 16]
+
+
+def test_an_id_is_double_owned_that_is_held_and_free_or_idle_or_in_no_book() -> None:
+    free = FreeList(Row, 3)
+    assert take_census(free, {}, [Row(1)], []).double_owned == 1
+    taken = free.take()
+    assert take_census(free, {taken: 1}, [taken], []).double_owned == 0
+    assert take_census(free, {taken: 1}, [taken], [], idle=[taken]).double_owned == 1
+    assert take_census(free, {}, [taken], []).double_owned == 1

@@ -8,6 +8,7 @@ from holdfast.ids import Page, Row, Slot
 from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import Rejected, Request, SamplingParams, TokenLogprob
 from holdfast.scheduler.builder import PlanBuilder
+from holdfast.scheduler.seat import Seat
 
 from .harness import Harness, make_limits, make_request
 
@@ -118,3 +119,43 @@ def test_a_step_that_only_folds_samples_nothing() -> None:
     harness.drain()
     folds = [work for plan in harness.plans for work in plan.work if not work.tokens]
     assert folds and all(work.sample is False for work in folds)
+
+
+def test_logprobs_stop_with_the_answer_after_others_were_gathered() -> None:
+    harness = Harness(make_limits())
+    request = make_request("a", (1, 2), logprobs=0, eos=frozenset({8}))
+    harness.submit(request)
+    for step, tokens in enumerate(((7,), (5, 8, 9, 9, 9)), 1):
+        planned(harness)
+        row = RowResult(Row(1), 1, 1 + step, tokens, scored(*tokens))
+        harness.scheduler.collect(StepResult(step, (row,)))
+    assert request.output == [7, 5, 8] and request.logprobs == list(scored(7, 5, 8))
+
+
+def test_a_run_that_goes_on_is_cut_at_a_line_that_it_would_only_pass() -> None:
+    harness = Harness(make_limits(max_model_len=300, page_size=16, num_pages=40, max_num_batched_tokens=200))
+    request = make_request("a", tuple(range(1, 90)) * 2)
+    request.planned = 64
+    for lines, count in (((80,), 16), ((128,), 114), ((), 114)):
+        assert harness.scheduler._chunk(Seat(request, Row(1), 1, lines), 200) == count
+
+
+def test_the_end_of_a_prompt_is_no_line_of_its_answer() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=1), prefix_reuse=True)
+    harness.submit(make_request("a", tuple(range(1, 9)), max_tokens=6))
+    harness.drain()
+    ends = [plan.work[0].position + 1 for plan in harness.plans if plan.grants]
+    assert [grant.line for plan in harness.plans for grant in plan.grants] == ends == [4, 12]
+
+
+def test_who_waited_for_whom_is_forgotten_when_the_wait_is_over() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=64), prefix_reuse=True)
+    harness.submit(*(make_request(id_, tuple(range(1, 14)), max_tokens=9) for id_ in "abc"))
+    harness.turn()
+    awaited = harness.scheduler._sharing.awaited
+    assert set(awaited) == {"b", "c"}
+    harness.cancel("c")
+    assert set(awaited) == {"b"}
+    harness.turn()
+    assert harness.scheduler.num_running == 2 and not awaited
+    harness.drain()

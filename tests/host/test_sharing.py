@@ -251,3 +251,9 @@ def test_a_row_has_only_so_many_branches(lines: tuple[int, ...], wanted: bool) -
     it = scene(lines=lines)
     it.sharing.plan_branch(it.seat, it.waits)
     assert (40 in it.seat.lines) is wanted
+
+
+def test_how_many_is_up_to_the_policy() -> None:
+    it = scene(lines=(1, 2, 3, 4), policy=Policy(worth_waiting=WORTH, per_path=2))
+    it.sharing.plan_branch(it.seat, it.waits)
+    assert 40 in it.seat.lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.models.zoo import (
 )
 
 from holdfast import ConfigError
+from holdfast.blueprint import Blueprint
+from holdfast.config import EngineConfig
 from holdfast.models import falcon_mamba, jamba, mamba
 
 PURE: dict[str, Any] = dict(hidden_size=48, state_size=8, time_step_rank=6)
@@ -82,7 +85,8 @@ MODELS = {
     ),
 }
 FAMILIES = ("mamba", "falcon_mamba", "jamba")
-FAST = [*product(FAMILIES, ("all-at-once",)), ("jamba", "whole")]
+FAST = [*product(FAMILIES, ("all-at-once",)), ("mamba", "windows-of-5")]
+"""The first folds every token, as these models do if nothing is speculated, the second every 16."""
 
 BF16_WEIGHTS_KL = 3e-2
 """Of any position, where every expert is asked. The worst measured is 1.5e-2."""
@@ -211,6 +215,17 @@ HUB_JAMBA: dict[str, Any] = {
     "use_mamba_kernels": True,
     "vocab_size": 65536,
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"), [({}, 1), ({"max_draft_tokens": 4}, 16), ({"fold_every": 8}, 8)]
+)
+def test_every_token_is_folded_unless_something_is_speculated(
+    tmp_path: Path, options: dict[str, Any], grid: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HUB_JAMBA))
+    config = EngineConfig(memory="400GiB", dtype="bfloat16", device="cuda", **options)
+    assert Blueprint(tmp_path, config).capacity.limits.fold_every == grid
 
 
 def test_configs_as_the_hub_has_them() -> None:

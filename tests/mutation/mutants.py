@@ -98,13 +98,14 @@ def _mutant(
 ) -> Mutant:
     mangled, _, _ = name.rpartition("__mutmut_")
     function = mangled.removeprefix("xǁ").replace("ǁ", ".").removeprefix("x_")
-    at, before, after = _difference(bodies[f"{mangled}__mutmut_orig"].lines, bodies[name].lines)
+    orig, plain = f"{mangled}__mutmut_orig", function.rpartition(".")[2]
+    at, before, after = _difference(bodies[orig].lines, bodies[name].lines)
     return Mutant(
         file=file,
         function=function,
         line=original[function].first + at,
-        before=before,
-        after=after,
+        before=before.replace(orig, plain),
+        after=after.replace(name, plain),
         result=RESULTS.get(code, f"status {code}"),
     )
 

@@ -110,7 +110,7 @@ def _moe(fields: Fields, hidden: int, inner: int) -> MoEShape:
 
 def facts(config: JambaConfig) -> ModelFacts:
     recurrent = any(layer not in config.attention_layers for layer in range(config.layers))
-    return ModelFacts(config.vocab_size, config.max_positions, recurrent=recurrent)
+    return ModelFacts(config.vocab_size, config.max_positions, recurrent=recurrent, fold_every=1)
 
 
 def build_model(build: Build, config: JambaConfig) -> CausalLM:

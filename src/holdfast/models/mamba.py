@@ -66,7 +66,7 @@ def read(fields: Fields, **norms: Any) -> MambaConfig:
 
 
 def facts(config: MambaConfig) -> ModelFacts:
-    return ModelFacts(config.vocab_size, max_positions=None, recurrent=True)
+    return ModelFacts(config.vocab_size, max_positions=None, recurrent=True, fold_every=1)
 
 
 def build_model(build: Build, config: MambaConfig) -> CausalLM:

@@ -87,7 +87,9 @@ def find(config: Mapping[str, Any]) -> Architecture:
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
+    suffix = "ForCausalLM"
+    known = sorted(name.removesuffix(suffix) for name in ARCHITECTURES if name.endswith(suffix))
     raise ConfigError(
         f"architecture {', '.join(map(str, names)) or '(none named)'} is not known here; "
-        f"known are {', '.join(sorted(ARCHITECTURES))}"
+        f"known are these, each with {suffix}: {', '.join(known)}"
     )
