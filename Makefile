@@ -23,7 +23,7 @@ DEV := $(VENV)/.dev
 HOST := $(HOST_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev chat test test-host test-slow fuzz mutate lint format docs bench clean
+.PHONY: help install install-dev chat test test-host test-slow test-gpu fuzz mutate lint format docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## what the targets do
@@ -44,8 +44,11 @@ test-host: $(HOST) ## the host column's tests, in an environment without torch
 	  sys.exit('$(HOST_VENV) has torch: remove it and run again' if u.find_spec('torch') else 0)"
 	$(HOST_BIN)/python -m pytest tests/host $(PYTEST_ARGS)
 
-test-slow: $(DEV) ## the full matrices
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-slow: $(DEV) ## the full matrices, on all cores
+	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile $(PYTEST_ARGS)
+
+test-gpu: $(DEV) ## operations, every family and the sanitizer on a CUDA device
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 fuzz: $(DEV) ## random traffic over the whole engine, for MINUTES=10
 	$(BIN)/python -m tests.fuzz run $(MINUTES)

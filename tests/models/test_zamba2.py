@@ -44,7 +44,7 @@ class Quiet(Tiny):
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "adapter" in name or name.endswith("q_proj.weight"):
-                    weight.mul_(0.3)
+                    weight.mul_(0.2)
         return model
 
 

@@ -151,6 +151,5 @@ def test_the_matrix_itself() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_every_cell(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", "--seed", str(seed)]) == 0, capsys.readouterr().out
+def test_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify"]) == 0, capsys.readouterr().out
