@@ -31,7 +31,7 @@ class Blueprint:
         self._parsed = self._architecture.parse(values)
         self.facts: ModelFacts = self._architecture.facts(self._parsed)
         facts = self.facts
-        footprint = Footprint(measure(self._lay_out, facts.vocab_size), table_bytes, config.sanitizer)
+        footprint = Footprint(measure(self._lay_out_packed, facts.vocab_size), table_bytes, config.sanitizer)
         limits = resolve(config, facts, footprint.costs(config.page_size), _available(config))
         self.capacity: CapacityPlan = make_plan(config, facts, limits, footprint)
 
@@ -44,15 +44,19 @@ class Blueprint:
             ensure_safe_bf16()
         model = self._lay_out(max_positions(self.capacity.limits))
         if weights_of is not None:
-            given = weights_of.state_dict(keep_vars=True)
-            unpacked = {name: w.to_dense() if w.is_mkldnn else w for name, w in given.items()}
-            model.load_state_dict(unpacked, assign=True)
+            model.load_state_dict(weights_of.state_dict(keep_vars=True), assign=True)
         elif config.load_format == "dummy":
             fill_with_noise(model, torch.device(config.device), config.seed)
         else:
             rename = renamer(self._architecture.rules(self._parsed))
             load_weights(model, self._directory, rename, device=config.device)
-        return model.to(config.device)
+        model.to(config.device).pack(config.device)
+        return model
+
+    def _lay_out_packed(self, positions: int) -> CausalLM:
+        model = self._lay_out(positions)
+        model.pack(self._config.device)
+        return model
 
     def _lay_out(self, positions: int) -> CausalLM:
         """The model on no device."""

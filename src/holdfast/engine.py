@@ -101,7 +101,6 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     model, device = blueprint.build_model(weights_of), torch.device(config.device)
-    model.pack()
     runner = Runner(model, capacity.limits, device, sanitizer=config.sanitizer)
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     scheduler = Scheduler(capacity.limits, cache)

@@ -38,10 +38,8 @@ def live_tensors() -> list[Tensor]:
 
 
 def storage_bytes(tensors: list[Tensor]) -> int:
-    """A packed weight does not show its storage, which has room for at least its elements."""
-    packed = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors if tensor.is_mkldnn}
-    plain = [tensor.untyped_storage() for tensor in tensors if not tensor.is_mkldnn]
-    return sum(packed.values()) + sum({storage.data_ptr(): storage.nbytes() for storage in plain}.values())
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
 
 
 def build(directory: Path, **options: Any) -> Engine:

@@ -12,6 +12,7 @@ from holdfast.cache.audit import take_census
 from holdfast.cache.chain import Label, chain_of
 from holdfast.cache.checkpoints import Checkpoints
 from holdfast.cache.free_list import FreeList
+from holdfast.cache.holding import Reading
 from holdfast.cache.pages import Pages
 from holdfast.cache.radix import Node
 from holdfast.cache.slots import Slots
@@ -274,7 +275,7 @@ def test_a_row_does_not_read_on_from_what_its_run_exported() -> None:
     grant = cache.export(admission.row, 8)
     assert grant is not None
     cache.launched(1, [admission.row])
-    collect(cache, 1, admission, 13, base=12, used=(grant,))
+    collect(cache, 1, admission, 9, base=8, used=(grant,))
     assert cache._holdings[admission.row].reading is None
     assert cache._tree.num_read == 0
 
@@ -330,3 +331,72 @@ def test_an_id_is_double_owned_that_is_held_and_free_or_idle_or_in_no_book() -> 
     assert take_census(free, {taken: 1}, [taken], []).double_owned == 0
     assert take_census(free, {taken: 1}, [taken], [], idle=[taken]).double_owned == 1
     assert take_census(free, {}, [taken], []).double_owned == 1
+
+
+def test_tokens_found_again_are_added_up() -> None:
+    cache = caching(num_slots=9)
+    publish(cache, make_request("a", PROMPT), 8)
+    for times in (1, 2):
+        admission = admitted(cache, make_request(f"b{times}", PROMPT))
+        assert cache._holdings[admission.row].position == 8
+        counted = cache.counters
+        assert (counted.matched_tokens, counted.resumed_tokens, counted.lost_tokens) == (
+            12 * times,
+            8 * times,
+            4 * times,
+        )
+    again = make_request("c", PROMPT)
+    again.metrics.preemptions = 1
+    for times in (1, 2):
+        cache.release(admitted(cache, again).row)
+        assert cache.counters.resumed_after_preemption == 8 * times
+    assert cache.counters.requests == 3 and cache.counters.prompt_tokens == 3 * len(PROMPT)
+
+
+def test_checkpoints_that_go_with_their_pages_are_counted() -> None:
+    cache = caching(num_pages=4, num_slots=9)
+    publish(cache, make_request("a", PROMPT), 4)
+    admitted(cache, make_request("b", tuple(range(50, 66))))
+    assert cache.counters.evicted_pages == 3 and cache.counters.lost_checkpoints == 1
+    cache = caching(num_pages=4, num_slots=9)
+    publish(cache, make_request("a", PROMPT), 4)
+    publish(cache, make_request("b", PROMPT), 8, step=2)
+    admitted(cache, make_request("c", tuple(range(50, 66))))
+    assert cache.counters.lost_checkpoints == 2
+
+
+@pytest.mark.parametrize(("admissions", "weakest"), [(2, "a"), (4, "bc")])
+def test_a_checkpoint_ages_with_every_admission(admissions: int, weakest: str) -> None:
+    """8 tokens saved so many admissions ago, against 4 saved just now."""
+    grown = Grown().keep("bc*")
+    for _ in range(admissions):
+        grown.tree.tick()
+    grown.keep("a*")
+    assert grown.tree.weakest() is grown.at(weakest)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "base", "read_at", "handed_over"),
+    [(4, 12, 8, True), (4, 8, None, True), (4, 8, 8, False), (4, 6, None, False), (1, 1, None, True)],
+)
+def test_a_row_that_goes_hands_over_its_own_slot_only_if_its_state_is_there(
+    page_size: int, base: int, read_at: int | None, handed_over: bool
+) -> None:
+    """One that has not folded since it began to read a slot has its state in that slot."""
+    grown, slots = Grown(), Slots(4)
+    limits = make_limits(page_size=page_size, fold_every=1)
+    checkpoints = Checkpoints(limits, grown.tree, slots, CacheCounters(), kept=True)
+    own, path = slots.take(ROW), grown.add("abc")
+    holding = SimpleNamespace(
+        request=make_request("a", PROMPT),
+        row=ROW,
+        own_slot=own,
+        base=base,
+        reading=None if read_at is None else Reading(slots.grant(ROW), read_at, None),
+        publishes=True,
+        path=path,
+        left=None,
+    )
+    checkpoints._hand_over(holding)  # type: ignore[arg-type]
+    assert (holding.own_slot == PAD_SLOT) is handed_over
+    assert [node.slot for node in path if node.slot] == ([own] if handed_over else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.ids import Page, Row, Slot
+from holdfast.params import MAX_LISTED
 from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import Rejected, Request, SamplingParams, TokenLogprob
 from holdfast.scheduler.builder import PlanBuilder
@@ -159,3 +160,62 @@ def test_who_waited_for_whom_is_forgotten_when_the_wait_is_over() -> None:
     harness.turn()
     assert harness.scheduler.num_running == 2 and not awaited
     harness.drain()
+
+
+def test_the_oldest_comes_first_then_windows_then_runs() -> None:
+    harness = Harness(make_limits())
+    scheduler = harness.scheduler
+    for row, (id_, todo) in enumerate((("old run", 9), ("run", 8), ("window", 1)), 1):
+        request = make_request(id_, tuple(range(1, 10)), max_tokens=9)
+        request.arrival, request.planned = row, 9 - todo
+        scheduler._running[Row(row)] = Seat(request, Row(row), 1)
+    assert [seat.request.id for seat in scheduler._in_turn()] == ["old run", "window", "run"]
+
+
+def test_those_after_a_pre_empted_row_are_not_passed_over() -> None:
+    harness = Harness(make_limits(max_num_batched_tokens=64, num_pages=40))
+    scheduler = harness.scheduler
+    long = make_request("b", tuple(range(1, 21)))
+    harness.submit(make_request("a", (1, 2), max_tokens=9), long, make_request("c", (3,), max_tokens=9))
+    harness.turn()
+    long.planned = 12  # as if it had been cut: a run, behind the windows a and c
+    seats = {seat.request.id: seat for seat in scheduler._running.values()}
+    make_room = scheduler._make_room
+
+    def send_away(seat: Seat, length: int, plan: PlanBuilder) -> bool:
+        seats["c"].leaving = True
+        return make_room(seat, length, plan)
+
+    scheduler._make_room = send_away  # type: ignore[method-assign]
+    plan = PlanBuilder(step=99, budget=9)
+    scheduler._continue_running(plan)
+    assert set(plan.work) == {seats["a"].row, seats["b"].row}
+
+
+def test_a_refusal_is_told_in_full_and_counted() -> None:
+    harness = Harness(make_limits())
+    harness.submit(make_request("a", (1,)))
+    told = {
+        "a": ((2,), "a request with this id is still running; use another id"),
+        "b": ((), "the prompt is empty; give at least one token"),
+        "c": (
+            (1, 97),
+            "token 97 at place 1 of the prompt is not one of the 97 of the vocabulary; "
+            "use the tokenizer that belongs to the model",
+        ),
+    }
+    for id_, (prompt, reason) in told.items():
+        with pytest.raises(Rejected) as refused:
+            harness.submit(make_request(id_, prompt))
+        assert (refused.value.request_id, refused.value.reason) == (id_, reason)
+    assert harness.scheduler.counters.rejected == 3
+
+
+def test_as_many_stop_tokens_as_can_be_held_back() -> None:
+    harness = Harness(make_limits(vocab_size=MAX_LISTED + 2))
+    stops = tuple(range(MAX_LISTED))
+    harness.submit(make_request("a", (1,), min_tokens=1, stop_token_ids=stops))
+    with pytest.raises(Rejected, match=f"can hold back {MAX_LISTED} tokens, not {MAX_LISTED + 1}"):
+        harness.submit(
+            make_request("b", (1,), min_tokens=1, stop_token_ids=stops, eos=frozenset({MAX_LISTED + 1}))
+        )

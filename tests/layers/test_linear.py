@@ -79,13 +79,18 @@ def test_a_packed_weight_gives_the_same_products(tokens: int, bias: bool) -> Non
     ops = choose("reference", exact=False)
     weight, x = torch.randn(70, 33, generator=generator), torch.randn(tokens, 66, generator=generator)[:, ::2]
     added = torch.randn(70, generator=generator) if bias else None
-    packed = ops.packed(weight)
+    packed = ops.packed(weight, "cpu")
+    assert packed is not weight and torch.equal(packed, weight)
     torch.testing.assert_close(ops.linear(x, packed, added), ops.linear(x, weight, added))
-    dense = packed.to_dense() if packed.is_mkldnn else packed
-    assert torch.equal(dense, weight)
+    assert ops.packed(packed, "cpu") is packed
 
 
-@pytest.mark.parametrize(("exact", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_a_weight_whose_products_must_not_change_is_not_packed(exact: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("exact", "dtype", "device"),
+    [(True, torch.float32, "cpu"), (False, torch.bfloat16, "cpu"), (False, torch.float32, "cuda")],
+)
+def test_only_float32_on_the_cpu_is_packed_and_not_in_exact_mode(
+    exact: bool, dtype: torch.dtype, device: str
+) -> None:
     weight = torch.randn(8, 8).to(dtype)
-    assert choose("reference", exact=exact).packed(weight) is weight
+    assert choose("reference", exact=exact).packed(weight, device) is weight

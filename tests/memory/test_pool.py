@@ -105,6 +105,12 @@ def test_a_layer_without_a_temporal_state_has_none(pool: StatePool) -> None:
     assert LayerState() == LayerState(conv={}, temporal=None)
 
 
+def test_capacities_are_those_of_the_rings(pool: StatePool) -> None:
+    conv = {"conv.q": 3 + 2 * WINDOW, "conv.k": 1 + 2 * WINDOW}
+    assert pool.layers["mixer"].capacities() == {**conv, "temporal": GRID - 1 + 2 * WINDOW}
+    assert pool.layers["short"].capacities() == {"conv.x": 2 + 2 * WINDOW}
+
+
 def test_everything_begins_as_zeros_on_its_device() -> None:
     meta = StatePool({"mixer": SPEC}, LIMITS, torch.device("meta"))
     pool = StatePool({"mixer": SPEC}, LIMITS, CPU)

@@ -154,7 +154,7 @@ def measure(lay_out: Callable[[int], Model], vocab_size: int) -> ModelSize:
     one, two = _computed_bytes(model), _computed_bytes(lay_out(2))
     widths = (_width(tensor) for tensor in stored.values() if tensor.ndim == 2)
     return ModelSize(
-        weights=sum(tensor.nbytes for tensor in stored.values()),
+        weights=sum(tensor.untyped_storage().nbytes() for tensor in stored.values()),
         constants=2 * one - two,
         position_bytes=two - one,
         widest=max((width for width in widths if width != vocab_size), default=0),

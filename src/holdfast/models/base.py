@@ -79,11 +79,11 @@ class CausalLM(nn.Module):
         logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)
         return logits if self.logits_scale == 1.0 else logits * self.logits_scale
 
-    def pack(self) -> None:
-        """When all weights are there: lay those of linear layers out as the operations like them best."""
+    def pack(self, device: str) -> None:
+        """Lay the weights of linear layers out as the operations like them best on that device."""
         for layer in self.modules():
             if isinstance(layer, (Linear, MergedLinear)):
-                layer.weight = nn.Parameter(self.ops.packed(layer.weight), requires_grad=False)
+                layer.weight.data = self.ops.packed(layer.weight.data, device)
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
