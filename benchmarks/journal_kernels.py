@@ -288,7 +288,9 @@ def microseconds(p: Problem, way: Way, budget: float = 0.15) -> float:
     return statistics.median(times)
 
 
-TILES = [kernels.Tiles(values, warps) for values, warps in ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4))]
+TILES = [
+    kernels.Tiles(values, warps) for values, warps in ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4))
+]
 
 
 def fastest(p: Problem, make_way: Callable[[kernels.Tiles], Way], tiles: list[kernels.Tiles]) -> Any:
@@ -318,6 +320,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the configurations with stated baselines")
     parser.add_argument("--sweep", action="store_true", help="print every tile that was tried")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here, and these kernels are measured on nothing else.")
+        return
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__)
     rows = []

@@ -39,7 +39,7 @@ class FoldTiles:
     warps: int
 
 
-FOLD = FoldTiles(values=32, lanes=4, warps=2)
+FOLD = FoldTiles(values=32, lanes=8, warps=2)
 DEFAULT_TILES = Tiles(values=32, warps=1)
 
 
