@@ -7,11 +7,11 @@ import torch
 from holdfast import LLM
 from holdfast.executor.inputs import Inputs
 from holdfast.ids import Row
-from holdfast.plan import RowWork, StepPlan
+from holdfast.plan import RowWork, StepPlan, Window
 
 
 def work(row: int, tokens: int, *, sample: bool) -> RowWork:
-    return RowWork(Row(row), 1, tokens, sample, position=0)
+    return RowWork(Row(row), 1, tokens, Window(bonus=sample), position=0)
 
 
 def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:

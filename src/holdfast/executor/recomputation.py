@@ -14,9 +14,9 @@ from ..memory.inspection import Check
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import one_row
 from ..memory.state_pool import StatePool
-from ..models.base import CausalLM
 from ..plan import PageMap, RowStart
 from ..request import SamplingParams
+from ..spec.ensemble import Ensemble
 from .inputs import Lanes
 from .tables import RowTables
 
@@ -33,7 +33,7 @@ Compared = tuple[str, str, Tensor, Tensor]
 
 class Recomputation:
     def __init__(
-        self, model: CausalLM, limits: Limits, state: StatePool, kv: KVPool, tables: RowTables
+        self, model: Ensemble, limits: Limits, state: StatePool, kv: KVPool, tables: RowTables
     ) -> None:
         self._model, self._state, self._kv, self._tables = model, state, kv, tables
         device = kv.table.device
@@ -44,7 +44,7 @@ class Recomputation:
         self._own_kv.map(tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(limits.pages_per_row)))
         held = [x for s in state.layers.values() for x in (*s.saved().values(), *s.rings().values())]
         held += [part for parts in kv.layers.values() for part in parts]
-        self._tolerance = 0.0 if model.ops.exact else max(TOLERANCE[x.dtype] for x in held)
+        self._tolerance = 0.0 if model.model.ops.exact else max(TOLERANCE[x.dtype] for x in held)
 
     def check(self, lanes: Lanes, step: int) -> Check | None:
         """Of one of the step's rows, when it is time. Waits for the device."""
