@@ -76,6 +76,7 @@ class Lanes:
     work: tuple[RowWork, ...]
     num_windows: int
     longest_window: int
+    window_tokens: int
     uniform: bool
     rows: Tensor
     counts: Tensor
@@ -126,6 +127,7 @@ class Inputs:
             work=tuple(work),
             num_windows=lanes if bucket else len(windows),
             longest_window=longest,
+            window_tokens=int(offsets[lanes if bucket else len(windows)]),
             uniform=bucket is not None,
             rows=self._rows.fill([w.row for w in work] + pad, turn),
             counts=self._counts.fill(counts + pad, turn),

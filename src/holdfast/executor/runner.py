@@ -91,6 +91,7 @@ class Runner:
             offsets=lanes.offsets,
             num_windows=lanes.num_windows,
             longest_window=lanes.longest_window,
+            window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
         )
         positions = step.position[lanes.lane] + lanes.offset

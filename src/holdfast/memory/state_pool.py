@@ -101,6 +101,7 @@ class StatePool:
         longest_window: int,
         exports: tuple[Export, ...] = (),
         tree: Tree | None = None,
+        window_tokens: int | None = None,
     ) -> StateStep:
         """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
         at = self.cursors
@@ -123,6 +124,7 @@ class StatePool:
             grid=self.grid,
             exports=exports,
             tree=tree,
+            window_tokens=window_tokens,
         )
 
     def look_ahead(self, *, rows: Tensor, by: int) -> StateStep:

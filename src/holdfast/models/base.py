@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream
 from ..memory.spec import KVSpec, StateSpec
 from ..ops.backend import Ops
 
@@ -25,24 +25,25 @@ Rename = Callable[[str], str | None]
 class MixerBlock(nn.Module):
     """x + mixer(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer_norm, self.mixer = mixer_norm, mixer
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return x + self.mixer(self.mixer_norm(x), batch)
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mixer_norm.of_stream(stream)
+        return x, self.mixer(normed, batch)
 
 
 class Block(MixerBlock):
     """x + mixer(norm(x)), then x + mlp(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
         super().__init__(mixer_norm, mixer)
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = super().forward(x, batch)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mlp_norm.of_stream(super().forward(stream, batch))
+        return x, self.mlp(normed)
 
 
 class CausalLM(nn.Module):
@@ -59,7 +60,7 @@ class CausalLM(nn.Module):
         embed_scale: float = 1.0,
         logits_scale: float = 1.0,
     ) -> None:
-        """blocks: modules that take (x, batch). The scales multiply embeddings and logits."""
+        """blocks: they take (stream, batch) and give the stream. The scales multiply embeddings and logits."""
         super().__init__()
         self.ops = build.ops
         self.embed_scale, self.logits_scale = embed_scale, logits_scale
@@ -71,10 +72,10 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden], normed."""
-        x = self.embeddings(batch.tokens)
+        stream: Stream = self.embeddings(batch.tokens), None
         for block in self.blocks:
-            x = block(x, batch)
-        return self.norm(x)
+            stream = block(stream, batch)
+        return self.norm.of_stream(stream)[1]
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens).to(self.residual_dtype)
@@ -120,7 +121,7 @@ class Architecture:
     facts: Callable[[Any], ModelFacts]
     build: Callable[[Build, Any], CausalLM]
     rules: Callable[[Any], Rules]
-    mtp: Callable[[Build, Any], nn.Module] | None = None
+    mtp: Callable[[Build, Any], Any] | None = None
 
 
 def renamer(rules: Rules) -> Rename:

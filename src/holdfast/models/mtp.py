@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.batch import Batch, Build
-from ..layers.linear import Linear, RMSNorm
+from ..layers.linear import Linear, RMSNorm, Stream
 from .base import Rename, renamer
 
 
@@ -26,10 +26,11 @@ class MTPHead(nn.Module):
 
     def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden] that lead to the token after each."""
-        x = self.fc(torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1))
+        joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        stream: Stream = self.fc(joined), None
         for block in self.blocks:
-            x = block(x, batch)
-        return self.norm(x)
+            stream = block(stream, batch)
+        return self.norm.of_stream(stream)[1]
 
 
 def head_renamer(rename: Rename) -> Rename:

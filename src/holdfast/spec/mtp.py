@@ -40,7 +40,10 @@ class MTP(Drafter):
         super().__init__(depth)
         self.head = head
         self.previous = Previous(build, "previous", head.hidden)
-        self._embed, self._logits = model.embeddings, model.logits  # the model's: not to be loaded or counted again
+        self._embed, self._logits = (
+            model.embeddings,
+            model.logits,
+        )  # the model's: not to be loaded or counted again
         self.name_layers()
 
     @property
