@@ -46,10 +46,15 @@ def report(committed: Committed, verified: Verified, chosen: Tensor) -> tuple[Te
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a lane that chose: which of the choices it keeps, and how many drafts there were to accept."""
+    """Of a lane: which of the step's choices it keeps, from .. to, and how many drafts there were to accept."""
 
-    chosen: slice = slice(0)
+    begin: int = 0
+    end: int = 0
     proposed: int = 0
+
+    @property
+    def chosen(self) -> slice:
+        return slice(self.begin, self.end)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class InFlight:
         return defaultdict(
             Outcome,
             {
-                lane: Outcome(slice(begin, begin + accepted[i] + 1), proposed[i])
+                lane: Outcome(begin, begin + accepted[i] + 1, proposed[i])
                 for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True)
             },
         )

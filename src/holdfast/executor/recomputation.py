@@ -37,6 +37,7 @@ class Recomputation:
     ) -> None:
         self._model, self._state, self._kv, self._tables = model, state, kv, tables
         device = kv.table.device
+        self._max_window = limits.max_window
         one = one_row(limits)
         self._own_slot = Slot(one.num_slots)
         self._own_state = StatePool(model.state_specs(), one, device)
@@ -71,11 +72,12 @@ class Recomputation:
         for layer, held in self._state.layers.items() if base == line > 0 else ():
             meant = self._own_state.layers[layer].saved()
             yield from ((layer, name, x[slot], meant[name][1]) for name, x in held.saved().items())
-        tail = torch.arange(line, position, device=self._kv.table.device)
         for layer, held in self._state.layers.items():
             own = self._own_state.layers[layer].rings()
             for name, ring in held.rings().items():
-                places = tail % ring.shape[1]
+                # drafts that were rejected lie up to a window ahead, in the places of what is needed no more
+                first = max(line, position + self._max_window - ring.shape[1])
+                places = torch.arange(first, position, device=ring.device) % ring.shape[1]
                 yield layer, name, ring[row, places], own[name][1, places]
         pages = self._kv.table[row]
         for layer, parts in self._kv.layers.items():
