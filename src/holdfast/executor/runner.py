@@ -34,7 +34,7 @@ class Runner:
         self.tables = RowTables(limits, device)
         self.inputs = Inputs(limits, device)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
-        self.speculation = Speculation(self.tables, limits, ensemble.drafter)
+        self.speculation = Speculation(self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
@@ -72,7 +72,6 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
-        self.speculation.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
