@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, run_reaches
+from ..ids import PAD_ROW
 from ..ops.step import Export
 from ..plan import Grant, RowWork, StepPlan
 
@@ -34,6 +35,35 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Where tokens are chosen: S of them, for C lanes. Those of a lane stand side by side: one after its last token
+    that is known, and one after each draft. In a uniform step that is after every token of every lane.
+
+    choosers     lanes that get what is chosen for them;  begins  which of the S is the first of each: on the host
+    most_drafts  no lane has more
+    lane         [C]
+    drafts       [C]  that the lane verifies
+    first        [C]  which of the S is the lane's first
+    tell         [C]  the row that gets the lane's tokens; 0: they are dropped
+    after        [S]  the token of the flat batch that each choice follows
+    """
+
+    choosers: tuple[int, ...]
+    begins: tuple[int, ...]
+    most_drafts: int
+    lane: Tensor
+    drafts: Tensor
+    first: Tensor
+    tell: Tensor
+    after: Tensor
+
+    def by_lane(self, chosen: Tensor) -> Tensor:
+        """[S] -> [C, most_drafts + 1]; a lane with fewer drafts repeats its last."""
+        place = torch.arange(self.most_drafts + 1, device=chosen.device)
+        return chosen[self.first[:, None] + place.minimum(self.drafts[:, None])]
+
+
+@dataclass(frozen=True)
 class Lanes:
     """The plan's work, windows first. `lane` and `offset` say of each token whose it is and which of them.
 
@@ -53,19 +83,9 @@ class Lanes:
     offsets: Tensor
     lane: Tensor
     offset: Tensor
-    sampled: Tensor
-    """Lanes for which a token is chosen."""
-    tell: Tensor
-    """The row that gets each of these tokens; 0: it is dropped."""
-    choosers: tuple[int, ...]
-    """Lanes whose last token is followed by a choice."""
+    choices: Choices
     exports: tuple[Grant, ...]
     missed_exports: tuple[Grant, ...]
-
-    @property
-    def places(self) -> Sequence[int]:
-        """Where each chooser stands among those sampled."""
-        return self.choosers if self.uniform else range(len(self.choosers))
 
     @property
     def export_lanes(self) -> tuple[Export, ...]:
@@ -82,10 +102,11 @@ class Inputs:
         lanes = max([limits.max_num_seqs, *self._buckets])
         tokens = max(limits.max_num_batched_tokens, lanes * limits.max_window)
         self._rows, self._counts = Buffer(lanes, device), Buffer(lanes, device)
-        self._offsets, self._sampled = Buffer(lanes + 1, device), Buffer(lanes, device)
-        self._tell = Buffer(lanes, device)
+        self._offsets, self._choosers = Buffer(lanes + 1, device), Buffer(lanes, device)
+        self._drafts, self._first, self._tell = (Buffer(lanes, device) for _ in range(3))
         self._lane, self._offset = Buffer(tokens, device), Buffer(tokens, device)
-        self.adjusted, self.scored = Buffer(lanes, device), Buffer(tokens, device)
+        self._after = Buffer(lanes * limits.max_window, device)
+        self.adjusted, self.scored = Buffer(lanes * limits.max_window, device), Buffer(tokens, device)
         """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
 
     def fill(self, plan: StepPlan) -> Lanes:
@@ -96,9 +117,6 @@ class Inputs:
         bucket = self._bucket(len(work)) if len(windows) == len(work) and longest else None
         lanes = bucket or len(work)
         pad = [0] * (lanes - len(work))
-        choosers = [i for i, w in enumerate(work) if w.sample and w.tokens]
-        sampled = range(lanes) if bucket else choosers
-        chooses = set(choosers)
         exports = [e for e in plan.exports if self._passes(e, work)]
         turn = plan.step
         apart = np.array([longest] * lanes if bucket else counts, dtype=np.int64)
@@ -116,11 +134,40 @@ class Inputs:
             offsets=self._offsets.fill(offsets, turn),
             lane=self._lane.fill(lane, turn),
             offset=self._offset.fill(np.arange(len(lane)) - offsets[lane], turn),
-            sampled=self._sampled.fill(sampled, turn),
-            tell=self._tell.fill([work[i].row if i in chooses else 0 for i in sampled], turn),
-            choosers=tuple(choosers),
+            choices=self._choices(work, offsets, lanes if bucket else None, turn),
             exports=tuple(exports),
             missed_exports=tuple(e for e in plan.exports if e not in exports),
+        )
+
+    def _choices(
+        self, work: Sequence[RowWork], offsets: NDArray[np.int64], lanes: int | None, turn: int
+    ) -> Choices:
+        """`lanes` of a uniform step."""
+        choosers = [lane for lane, w in enumerate(work) if w.sample and w.tokens]
+        drafts = np.array([work[lane].window.drafts for lane in choosers], dtype=np.int64)
+        known = (
+            np.array([offsets[lane] + work[lane].tokens - 1 for lane in choosers], dtype=np.int64) - drafts
+        )
+        if lanes is None:
+            owner = np.arange(len(choosers)).repeat(drafts + 1)
+            begins = (drafts + 1).cumsum() - drafts - 1
+            after = known[owner] + np.arange(len(owner)) - begins[owner]
+            lane, first, each, tell = choosers, begins, drafts, [work[lane].row for lane in choosers]
+        else:
+            after, begins, lane = np.arange(offsets[-1]), known, list(range(lanes))
+            first, each, tell = np.array(offsets[:-1]), np.zeros(lanes, dtype=np.int64), [PAD_ROW] * lanes
+            first[choosers], each[choosers] = begins, drafts
+            for chooser in choosers:
+                tell[chooser] = work[chooser].row
+        return Choices(
+            choosers=tuple(choosers),
+            begins=tuple(begins.tolist()),
+            most_drafts=int(drafts.max(initial=0)) if lanes is None else int(offsets[1]) - 1,
+            lane=self._choosers.fill(lane, turn),
+            drafts=self._drafts.fill(each, turn),
+            first=self._first.fill(first, turn),
+            tell=self._tell.fill(tell, turn),
+            after=self._after.fill(after, turn),
         )
 
     def _bucket(self, lanes: int) -> int | None:

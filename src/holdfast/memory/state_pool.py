@@ -101,6 +101,25 @@ class StatePool:
             window_tokens=window_tokens,
         )
 
+    def look_ahead(self, *, rows: Tensor, by: int) -> StateStep:
+        """One token for each row, `by` positions beyond where it stands. It is uncertain: its entry is appended, but
+        nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites it."""
+        at, count = self.cursors, len(rows)
+        base = at.base[rows]
+        return StateStep(
+            rows=rows,
+            counts=torch.ones_like(rows),
+            offsets=torch.arange(count + 1, device=rows.device),
+            position=base + at.length[rows] + by,
+            base=base,
+            read_slot=at.read_slot[rows],
+            end_base=base,
+            write_slot=at.own_slot[rows],
+            num_windows=count,
+            longest_window=1,
+            grid=self.grid,
+        )
+
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
         """Tree windows: the entries of the accepted nodes move to the positions they now hold.
 
