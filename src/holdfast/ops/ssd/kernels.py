@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import either, product
+from ..twins.kernels import either, piece, product
 
 
 @triton.jit
@@ -89,7 +89,9 @@ def front_one(
 
 
 @triton.jit
-def _checkpoint(saved, slot, head, states, channels, wanted, H: tl.constexpr, S: tl.constexpr, P: tl.constexpr):
+def _checkpoint(
+    saved, slot, head, states, channels, wanted, H: tl.constexpr, S: tl.constexpr, P: tl.constexpr
+):
     """[states, channels] of a head's checkpoint, zero where it is not wanted"""
     tile = states[:, None] * P + channels[None, :]
     return tl.load(saved + (slot * H + head) * S * P + tile, mask=wanted, other=0.0)
@@ -196,7 +198,10 @@ def _absorb(
     inside = channels < P
     query = tl.load(c + token * c_stride + (head // GROUP) * S + states, mask=states < S, other=0.0)
     values = tl.load(
-        journal_x + (row * CAP * H + head) * P + ((end + places) % CAP)[:, None] * (H * P) + channels[None, :],
+        journal_x
+        + (row * CAP * H + head) * P
+        + ((end + places) % CAP)[:, None] * (H * P)
+        + channels[None, :],
         mask=(places <= at - end)[:, None] & inside[None, :],
         other=0.0,
     )
@@ -269,7 +274,10 @@ def front(
         tl.store(ring_dt + ring * H, steps, mask=new)
         value = alive[:, None] & (channels < P)[None, :]
         tl.store(
-            journal_x + (row * CAP * H + head) * P + ((at + window) % CAP)[:, None] * (H * P) + channels[None, :],
+            journal_x
+            + (row * CAP * H + head) * P
+            + ((at + window) % CAP)[:, None] * (H * P)
+            + channels[None, :],
             tl.load(
                 x + (first + window)[:, None] * x_stride + head * P + channels[None, :], mask=value, other=0.0
             ),
@@ -285,6 +293,48 @@ def front(
             to_line = tl.sum(tl.where(at_line[:, None], between, 0.0), 0)
             tl.store(mid_out + mine * JP + places, tl.exp(to_line) * steps, mask=places < J)
             tl.store(mid_gain + mine, tl.sum(tl.where(at_line, gain, 0.0)))
+
+
+@triton.jit
+def _recalled(
+    queries, state, known, alive, inside,
+    S: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """[TP, BP]: queries @ state, both by pointers; nothing is read of a state that is not known."""
+    found = tl.zeros((alive.shape[0], inside.shape[0]), tl.float32)
+    if known:
+        for s in range(0, SP, BS):
+            states = s + tl.arange(0, BS)
+            inner = states < S
+            part = tl.load(state + states[:, None] * P, mask=inner[:, None] & inside[None, :], other=0.0)
+            query = tl.load(queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0)
+            found += product(query, part)
+    return found
+
+
+@triton.jit
+def _recalled_folded(
+    queries, state, known, target, keys, ring_x, line, decay, weight, alive, inside,
+    G: tl.constexpr, H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, P: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The same after the line's entries are folded into the state; KEPT: which goes to `target`."""
+    found = tl.zeros((alive.shape[0], inside.shape[0]), tl.float32)
+    places = tl.arange(0, JP)
+    place, real = ((line + places) % CAP)[:, None], (places < J)[:, None]
+    values = tl.load(ring_x + place * (H * P), mask=real & inside[None, :], other=0.0)
+    for s in range(0, SP, BS):
+        states = s + tl.arange(0, BS)
+        inner = states < S
+        tile = inner[:, None] & inside[None, :]
+        part = tl.load(state + states[:, None] * P, mask=tile & known, other=0.0)
+        key = tl.load(keys + place * (G * S) + states[None, :], mask=real & inner[None, :], other=0.0)
+        part = _folded(part, decay, key, weight, values)
+        if KEPT:
+            tl.store(target + states[:, None] * P, part, mask=tile)
+        query = tl.load(queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0)
+        found += product(query, part)
+    return found
 
 
 @triton.jit
@@ -327,67 +377,28 @@ def main(
         gain = tl.load(gain_in + mine * TP + window)
     else:
         seen, gain = tl.zeros((TP, LP), tl.float32), tl.zeros((TP,), tl.float32)
-    found = tl.zeros((TP, BP), tl.float32)
     known = begin > 0
     if FOLDS:
-        real = (line_places < J)[:, None]
         if end > begin:
-            place = ((begin + line_places) % CAP)[:, None]
-            line_values = tl.load(ring_x + place * (H * P), mask=real & inside[None, :], other=0.0)
             decay, weight = _line(journal_dt, journal_g, row, begin, head, H, J, JP, CAP)
             target = saved + (target_slot * H + head) * S * P + channels[None, :]
-            for s in range(0, SP, BS):
-                states = s + tl.arange(0, BS)
-                inner = states < S
-                tile = inner[:, None] & inside[None, :]
-                part = tl.load(state + states[:, None] * P, mask=tile & known, other=0.0)
-                key = tl.load(keys + place * (G * S) + states[None, :], mask=real & inner[None, :], other=0.0)
-                part = _folded(part, decay, key, weight, line_values)
-                tl.store(target + states[:, None] * P, part, mask=tile)
-                query = tl.load(
-                    queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0
-                )
-                found += product(query, part)
+            found = _recalled_folded(
+                queries, state, known, target, keys, ring_x, begin, decay, weight, alive, inside,
+                G, H, S, SP, BS, P, J, JP, CAP, KEPT=True,
+            )  # fmt: skip
             tl.debug_barrier()  # if it passes the next line too, it reads again what was just written
             state, known = target, True
-        elif known:
-            for s in range(0, SP, BS):
-                states = s + tl.arange(0, BS)
-                inner = states < S
-                part = tl.load(state + states[:, None] * P, mask=inner[:, None] & inside[None, :], other=0.0)
-                query = tl.load(
-                    queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0
-                )
-                found += product(query, part)
+        else:
+            found = _recalled(queries, state, known, alive, inside, S, SP, BS, P)
         if passes:
-            place = ((end + line_places) % CAP)[:, None]
-            line_values = tl.load(ring_x + place * (H * P), mask=real & inside[None, :], other=0.0)
             weight = tl.load(mid_in + mine * JP + line_places, mask=line_places < J, other=0.0)
-            decay = tl.load(mid_gain + mine)
-            passed = tl.zeros((TP, BP), tl.float32)
-            for s in range(0, SP, BS):
-                states = s + tl.arange(0, BS)
-                inner = states < S
-                part = tl.load(
-                    state + states[:, None] * P, mask=inner[:, None] & inside[None, :] & known, other=0.0
-                )
-                key = tl.load(keys + place * (G * S) + states[None, :], mask=real & inner[None, :], other=0.0)
-                part = _folded(part, decay, key, weight, line_values)
-                query = tl.load(
-                    queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0
-                )
-                passed += product(query, part)
-            found = tl.where((held + window < J)[:, None], found, passed)
+            beyond = _recalled_folded(
+                queries, state, known, state, keys, ring_x, end, tl.load(mid_gain + mine), weight, alive, inside,
+                G, H, S, SP, BS, P, J, JP, CAP, KEPT=False,
+            )  # fmt: skip
+            found = tl.where((held + window < J)[:, None], found, beyond)
     else:
-        if known:
-            for s in range(0, SP, BS):
-                states = s + tl.arange(0, BS)
-                inner = states < S
-                part = tl.load(state + states[:, None] * P, mask=inner[:, None] & inside[None, :], other=0.0)
-                query = tl.load(
-                    queries + states[None, :], mask=alive[:, None] & inner[None, :], other=0.0
-                )
-                found += product(query, part)
+        found = _recalled(queries, state, known, alive, inside, S, SP, BS, P)
     tl.store(
         out + ((first + window)[:, None] * H + head) * P + channels[None, :],
         gain[:, None] * found + product(seen, values),
@@ -419,7 +430,7 @@ def chunk(
     if row == 0:
         return
     H: tl.constexpr = G * GROUP
-    states, channels, piece = tl.arange(0, SP), block * BP + tl.arange(0, BP), tl.arange(0, BT)
+    states, channels, nth = tl.arange(0, SP), block * BP + tl.arange(0, BP), tl.arange(0, BT)
     inner, inside = states < S, channels < P
     tile = inner[:, None] & inside[None, :]
     offset = states[:, None] * P + channels[None, :]
@@ -429,8 +440,6 @@ def chunk(
     given_b = b + (head // GROUP) * S + states[None, :]
     given_c = c + (head // GROUP) * S + states[None, :]
     given_x = x + head * P + channels[None, :]
-    not_after = (piece[None, :] <= piece[:, None]).to(tl.float32)  # [t, r]
-    later = (piece[:, None] > piece[None, :]).to(tl.float32)  # [r, i]
 
     loaded = tl.load(saved + (slot * H + head) * S * P + offset, mask=tile & (begin > 0), other=0.0)
     state = loaded.to(tl.float32)
@@ -439,32 +448,36 @@ def chunk(
         wished = tl.load(export_line + export)
         wished = tl.where((export < exports) & (wished > low), wished, last)
         high = tl.minimum(tl.minimum((low // BT + 1) * BT, wished), tl.where(low < stop, stop, last))
-        tokens = low + piece
-        exists = tokens < high
-        gates = either(ring_g, log_decay + head, tokens, at, first, H, g_stride, exists, CAP)
-        steps = either(ring_dt, dt + head, tokens, at, first, H, dt_stride, exists, CAP)
-        keys = either(
-            ring_b, given_b, tokens[:, None], at, first, G * S, b_stride, exists[:, None] & inner[None, :], CAP
-        )
-        values = either(
-            ring_x, given_x, tokens[:, None], at, first, H * P, x_stride, exists[:, None] & inside[None, :], CAP
-        )
-        asked = exists & (tokens >= at)
-        flat = first + tokens - at
+        exists = nth < (high - low).to(tl.int32)
+        gates = piece(ring_g, log_decay + head, nth, low, at, first, H, g_stride, exists, CAP)
+        steps = piece(ring_dt, dt + head, nth, low, at, first, H, dt_stride, exists, CAP)
+        keys = piece(
+            ring_b, given_b, nth[:, None], low, at, first, G * S, b_stride,
+            exists[:, None] & inner[None, :], CAP,
+        )  # fmt: skip
+        values = piece(
+            ring_x, given_x, nth[:, None], low, at, first, H * P, x_stride,
+            exists[:, None] & inside[None, :], CAP,
+        )  # fmt: skip
+        asked = exists & (nth >= (at - low).to(tl.int32))
+        flat = first + low - at
         queries = tl.load(
-            given_c + flat[:, None] * c_stride, mask=asked[:, None] & inner[None, :], other=0.0
+            given_c + flat * c_stride + nth[:, None] * c_stride,
+            mask=asked[:, None] & inner[None, :],
+            other=0.0,
         )
         # [t, i]: the sum of gates after i up to t, of one sign only
-        between = tl.dot(not_after * gates[None, :], later, input_precision="tf32x3")
-        near = tl.exp(between) * not_after * steps[None, :] * product(queries, keys.trans(1, 0))
-        since_start = tl.exp(tl.sum(not_after * gates[None, :], 1))
+        between = tl.cumsum(tl.where(nth[:, None] > nth[None, :], gates[:, None], 0.0), 0)
+        to_end = tl.sum(tl.where(nth[:, None] > nth[None, :], gates[:, None], 0.0), 0)
+        near = tl.where(nth[:, None] >= nth[None, :], tl.exp(between) * steps[None, :], 0.0)
+        near *= product(queries, keys.trans(1, 0))
+        since_start = tl.exp(tl.cumsum(gates))
         result = product(near, values) + since_start[:, None] * product(queries, state)
         tl.store(
-            out + (flat[:, None] * H + head) * P + channels[None, :],
+            out + (flat * H + head) * P + nth[:, None] * (H * P) + channels[None, :],
             result,
             mask=asked[:, None] & inside[None, :],
         )
-        to_end = tl.sum(tl.where((piece == BT - 1)[:, None], between, 0.0), 0)  # where none exists, no decay
         weight = steps * tl.exp(to_end)
         added = product(keys.trans(1, 0), weight[:, None] * values.to(tl.float32))
         rounded = (tl.exp(tl.sum(gates)) * state + added).to(saved.dtype.element_ty)

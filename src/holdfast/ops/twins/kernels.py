@@ -47,6 +47,21 @@ def either(ring, given, tokens, at, first, ring_stride, given_stride, wanted, CA
 
 
 @triton.jit
+def piece(ring, given, nth, low, at, first, ring_stride, given_stride, wanted, CAP: tl.constexpr):
+    """As `either`, of the tokens low + nth: all but the first pieces of a run are given as a whole."""
+    given += (first + low - at) * given_stride
+    if low < at:
+        held = nth < (at - low).to(tl.int32)
+        place = ((low % CAP).to(tl.int32) + nth) % CAP
+        old = tl.load(ring + place * ring_stride, mask=wanted & held, other=0.0)
+        new = tl.load(given + nth * given_stride, mask=wanted & ~held, other=0.0)
+        found = tl.where(held, old, new.to(old.dtype))
+    else:
+        found = tl.load(given + nth * given_stride, mask=wanted, other=0.0).to(ring.dtype.element_ty)
+    return found
+
+
+@triton.jit
 def append_tail(
     ring, given,  # [rows, CAP, WIDTH], [tokens, WIDTH]
     rows, counts, offsets, position, end_base,

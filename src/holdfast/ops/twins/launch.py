@@ -119,9 +119,10 @@ def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
         return
+    rows = len(next(iter(pool.journal.values())))
     ghost = TemporalState(
         saved=pool.saved.new_empty(len(pool.saved), 0),
-        journal={"none": ring.new_empty(*ring.shape[:2], 0) for ring in list(pool.journal.values())[:1]},
+        journal={"none": pool.saved.new_empty(rows, pool.capacity, 0)},
         watch=pool.watch,
     )
     none = pool.saved.new_empty(tokens, 0)
