@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.ops.ssd.reference import SSD
 
 from .steps import GRID, Lane, seeded
-from .twins import DEVICE, NARROW, Twin, compare, decays, windows_at
+from .twins import DEVICE, NARROW, RUNS, Twin, compare, decays, windows_at
 
 pytest.importorskip("triton")
 from holdfast.ops.ssd import triton as ssd
@@ -65,16 +65,6 @@ def test_a_narrow_checkpoint_is_rounded_before_it_is_used(window: int) -> None:
 
 def test_a_step_of_nothing_but_folds() -> None:
     compare(SMALL, [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)], seed=6)
-
-
-RUNS = [
-    Lane(row=1, count=2, position=5),
-    Lane(row=2, count=150),
-    Lane(row=3, count=5, position=GRID + 3, base=GRID, slot=3),
-    Lane(row=0, count=0, run=True),
-    Lane(row=4, count=70, position=60 + GRID, base=48, slot=4),
-    Lane(row=5, count=64, position=128, base=128, slot=5),
-]
 
 
 @pytest.mark.parametrize("decay", ["mixed", "weak"])

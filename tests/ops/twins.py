@@ -172,3 +172,14 @@ def windows_at(window: int, seed: int, grid: int = GRID) -> list[Lane]:
     lanes.append(Lane(row=6, count=max(window - 1, 0), position=grid + grid // 2, base=grid, slot=6))
     lanes.append(Lane(row=7, count=0, position=2 * grid, base=grid, slot=7))
     return lanes
+
+
+RUNS = [
+    Lane(row=1, count=2, position=5),
+    Lane(row=2, count=150),
+    Lane(row=3, count=5, position=GRID + 3, base=GRID, slot=3),
+    Lane(row=0, count=0, run=True),
+    Lane(row=4, count=70, position=60 + GRID, base=48, slot=4),
+    Lane(row=5, count=64, position=128, base=128, slot=5),
+]
+"""A window, then runs: cold, short, padding, about to fold with much to follow, and from block to block."""

@@ -84,6 +84,37 @@ def _to_device(values: list[int], device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
+@dataclass(frozen=True)
+class RunWindows:
+    """All windows of at most `size` tokens, ending on multiples of it, from the runs' checkpoints on.
+
+    run, low  [windows]: where each begins. There may be more than needed: those begin past the end of a run.
+    first     [runs]: its first window
+    """
+
+    run: Tensor
+    low: Tensor
+    first: Tensor
+
+    @staticmethod
+    def of(runs: StateStep, size: int, tokens: int, capacity: int) -> RunWindows:
+        """tokens, capacity: no more than these are absorbed, and held by each run"""
+        most = (tokens + len(runs.rows) * capacity) // size + 2 * len(runs.rows)
+        return runs.once(("windows of runs", size), lambda: _run_windows(runs, size, most))
+
+
+def _run_windows(runs: StateStep, size: int, most: int) -> RunWindows:
+    end = runs.position + runs.counts
+    number = torch.where(runs.rows > 0, (end + size - 1) // size - runs.base // size, 0)
+    after = number.cumsum(0)
+    window = torch.arange(most, device=after.device)
+    run = torch.searchsorted(after, window, right=True).clamp(max=len(after) - 1)
+    nth = window - (after - number)[run]
+    return RunWindows(
+        run, torch.maximum(runs.base[run], (runs.base[run] // size + nth) * size), after - number
+    )
+
+
 def append_tails(given: Mapping[str, Tensor], pool: TemporalState, runs: StateStep) -> None:
     """Of entries that are given, those of each run's tokens since its last line."""
     for name, value in given.items():
