@@ -77,8 +77,8 @@ def front(
     filled = (places < held)[:, None] & inner[None, :]
     followed = (places < held - 1)[:, None] & inner[None, :]
     held_keys = tl.load(ring_k[None, :] + here * (H * K), mask=filled, other=0.0).to(tl.float32)
-    gates = tl.load(ring_g[None, :] + here * (H * K), mask=filled, other=0.0)
     after = tl.load(ring_g[None, :] + next * (H * K), mask=followed, other=0.0)
+    oldest = tl.load(ring_g + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
     own = (nodes < count)[:, None] & inner[None, :]
     own_keys = tl.load(given_k[None, :] + nodes[:, None] * k_stride, mask=own, other=0.0)
     own_gates = tl.load(given_g[None, :] + nodes[:, None] * g_stride, mask=own, other=0.0)
@@ -88,7 +88,7 @@ def front(
 
     keys = own_keys.to(tl.float32)
     since = tl.cumsum(after, 0, reverse=True)
-    total = tl.sum(gates, 0)
+    total = oldest + tl.sum(after, 0)
     apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
     probes = probes_out + mine * 2 * TP * K + channels
     old, mix = old_out + mine * 2 * TP * JP + places, mix_out + mine * 2 * TP * TP + nodes
@@ -119,9 +119,9 @@ def _line(
     here, next = ((line + places) % CAP)[:, None] * (H * K), ((line + places + 1) % CAP)[:, None] * (H * K)
     columns, inner = channels[None, :], (channels < K)[None, :]
     keys = tl.load(ring_k + here + columns, mask=(places < J)[:, None] & inner, other=0.0).to(tl.float32)
-    gates = tl.load(ring_g + here + columns, mask=(places < J)[:, None] & inner, other=0.0)
     after = tl.load(ring_g + next + columns, mask=(places < J - 1)[:, None] & inner, other=0.0)
-    return tl.exp(tl.sum(gates, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)) * keys
+    oldest = tl.load(ring_g + (line % CAP) * (H * K) + channels, mask=channels < K, other=0.0)
+    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)) * keys
 
 
 @triton.jit

@@ -111,7 +111,7 @@ def _windows(
     kernels.front[(heads, lanes)](
         *(inputs[name] for name in ("q", "k", "log_g", "beta")), journal["k"], journal["log_g"], *coefficients,
         *cursors, step.end_base, *(stride[name] for name in ("q", "k", "log_g", "beta")),
-        **shape, TP=_tokens(step), num_warps=1 if step.longest_window <= 1 else 4,
+        **shape, TP=_tokens(step), num_warps=2 if step.longest_window <= 1 else 4,
     )  # fmt: skip
     blocks = (triton.cdiv(value_dim, tiles.values), heads, lanes)
     absorbed = (
