@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, run_reaches
@@ -22,7 +24,7 @@ class Buffer:
         pinned = device.type == "cuda"
         self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
 
-    def fill(self, values: Sequence[int], turn: int) -> Tensor:
+    def fill(self, values: Sequence[int] | NDArray[np.int64], turn: int) -> Tensor:
         """The first len(values) elements, in place."""
         host = self._host[turn % 2][: len(values)]
         host.numpy()[:] = values
@@ -33,23 +35,37 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The plan's work, windows first. `lane` and `offset` say of each token whose it is and which of them."""
+    """The plan's work, windows first. `lane` and `offset` say of each token whose it is and which of them.
+
+    There may be more lanes than work: those are padding, and have row 0. Lanes of a *uniform* step are windows that
+    lie `longest_window` tokens apart, whatever they hold, so that steps of one shape can share a recorded graph.
+    """
 
     turn: int
     """Of the buffers that a step fills."""
     work: tuple[RowWork, ...]
     num_windows: int
     longest_window: int
+    window_tokens: int
+    uniform: bool
     rows: Tensor
     counts: Tensor
     offsets: Tensor
     lane: Tensor
     offset: Tensor
     sampled: Tensor
-    """Lanes whose last token is followed by a choice; `choosers` on the host."""
+    """Lanes for which a token is chosen."""
+    tell: Tensor
+    """The row that gets each of these tokens; 0: it is dropped."""
     choosers: tuple[int, ...]
+    """Lanes whose last token is followed by a choice."""
     exports: tuple[Grant, ...]
     missed_exports: tuple[Grant, ...]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where each chooser stands among those sampled."""
+        return self.choosers if self.uniform else range(len(self.choosers))
 
     @property
     def export_lanes(self) -> tuple[Export, ...]:
@@ -58,11 +74,16 @@ class Lanes:
 
 
 class Inputs:
-    def __init__(self, limits: Limits, device: torch.device) -> None:
+    """buckets: so many lanes a uniform step may have; none of them: steps are as long as their work."""
+
+    def __init__(self, limits: Limits, device: torch.device, buckets: Sequence[int] = ()) -> None:
         self._max_window = limits.max_window
-        lanes, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._buckets = sorted(buckets)
+        lanes = max([limits.max_num_seqs, *self._buckets])
+        tokens = max(limits.max_num_batched_tokens, lanes * limits.max_window)
         self._rows, self._counts = Buffer(lanes, device), Buffer(lanes, device)
         self._offsets, self._sampled = Buffer(lanes + 1, device), Buffer(lanes, device)
+        self._tell = Buffer(lanes, device)
         self._lane, self._offset = Buffer(tokens, device), Buffer(tokens, device)
         self.adjusted, self.scored = Buffer(lanes, device), Buffer(tokens, device)
         """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
@@ -71,27 +92,39 @@ class Inputs:
         work = sorted(plan.work, key=lambda w: w.tokens > self._max_window)  # stable: windows first
         counts = [w.tokens for w in work]
         windows = [n for n in counts if n <= self._max_window]
-        offsets = [0]
-        for n in counts:
-            offsets.append(offsets[-1] + n)
-        sampled = [i for i, w in enumerate(work) if w.sample and w.tokens]
+        longest = max(windows, default=0)
+        bucket = self._bucket(len(work)) if len(windows) == len(work) and longest else None
+        lanes = bucket or len(work)
+        pad = [0] * (lanes - len(work))
+        choosers = [i for i, w in enumerate(work) if w.sample and w.tokens]
+        sampled = range(lanes) if bucket else choosers
+        chooses = set(choosers)
         exports = [e for e in plan.exports if self._passes(e, work)]
         turn = plan.step
+        apart = np.array([longest] * lanes if bucket else counts, dtype=np.int64)
+        offsets = np.concatenate(([0], apart.cumsum()))
+        lane = np.arange(lanes).repeat(apart)
         return Lanes(
             turn=turn,
             work=tuple(work),
-            num_windows=len(windows),
-            longest_window=max(windows, default=0),
-            rows=self._rows.fill([w.row for w in work], turn),
-            counts=self._counts.fill(counts, turn),
+            num_windows=lanes if bucket else len(windows),
+            longest_window=longest,
+            window_tokens=int(offsets[lanes if bucket else len(windows)]),
+            uniform=bucket is not None,
+            rows=self._rows.fill([w.row for w in work] + pad, turn),
+            counts=self._counts.fill(counts + pad, turn),
             offsets=self._offsets.fill(offsets, turn),
-            lane=self._lane.fill([i for i, n in enumerate(counts) for _ in range(n)], turn),
-            offset=self._offset.fill([t for n in counts for t in range(n)], turn),
+            lane=self._lane.fill(lane, turn),
+            offset=self._offset.fill(np.arange(len(lane)) - offsets[lane], turn),
             sampled=self._sampled.fill(sampled, turn),
-            choosers=tuple(sampled),
+            tell=self._tell.fill([work[i].row if i in chooses else 0 for i in sampled], turn),
+            choosers=tuple(choosers),
             exports=tuple(exports),
             missed_exports=tuple(e for e in plan.exports if e not in exports),
         )
+
+    def _bucket(self, lanes: int) -> int | None:
+        return next((size for size in self._buckets if size >= lanes), None)
 
     def _passes(self, export: Grant, work: Sequence[RowWork]) -> bool:
         """Only runs export."""

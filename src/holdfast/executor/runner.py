@@ -17,7 +17,7 @@ from ..models.base import CausalLM
 from ..plan import Grant, StepPlan
 from .inputs import Inputs, Lanes
 from .prompt_scores import PromptScorer
-from .readback import InFlight
+from .readback import Fetch, InFlight, report
 from .recomputation import Recomputation
 from .sampler import Chosen, Sampler
 from .tables import RowTables
@@ -54,7 +54,7 @@ class Runner:
         return InFlight(
             plan=plan,
             lanes=lanes,
-            committed=committed,
+            report=Fetch(*report(committed, chosen.tokens)),
             chosen=chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
@@ -83,6 +83,7 @@ class Runner:
             offsets=lanes.offsets,
             num_windows=lanes.num_windows,
             longest_window=lanes.longest_window,
+            window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
         )
         positions = step.position[lanes.lane] + lanes.offset
@@ -93,9 +94,9 @@ class Runner:
         """The next token of every lane that asks for one, written where the next step will read it."""
         rows = lanes.rows[lanes.sampled]
         position = (batch.step.position + batch.step.counts)[lanes.sampled]
-        logits = self.model.logits(hidden[lanes.offsets[lanes.sampled + 1] - 1])
-        chosen = self.sampler.choose(logits, rows, position, lanes)
-        self.tables.tokens[rows, position] = chosen.tokens
+        last = (lanes.offsets[:-1] + batch.step.counts - 1)[lanes.sampled]
+        chosen = self.sampler.choose(self.model.logits(hidden[last]), rows, position, lanes)
+        self.tables.tokens[lanes.tell, position] = chosen.tokens
         return chosen
 
     def _inspect(

@@ -78,7 +78,7 @@ class Attention(nn.Module):
             queries, keys, values, batch.kv.layers[self.name], batch.kv.table, batch.step, self.scale
         )
         if self.shape.gated:
-            mixed = mixed * self.ops.sigmoid(gate)
+            mixed = self.ops.sigmoid_mul(gate, mixed)
         return self.o_proj(mixed.flatten(1))
 
 

@@ -101,6 +101,7 @@ class StatePool:
         longest_window: int,
         exports: tuple[Export, ...] = (),
         tree: Tree | None = None,
+        window_tokens: int | None = None,
     ) -> StateStep:
         """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
         at = self.cursors
@@ -123,6 +124,7 @@ class StatePool:
             grid=self.grid,
             exports=exports,
             tree=tree,
+            window_tokens=window_tokens,
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
@@ -137,19 +139,21 @@ class StatePool:
 
     def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
-        at, lanes = self.cursors, step.rows.nonzero().flatten()
-        folded = step.end_base > step.base
-        granted = self._granted(step.rows, step.end_base)
-        passed = (at.grant_slot[step.rows] > 0) & (at.grant_line[step.rows] <= step.end_base)
-        position = step.position + torch.where(step.rows > 0, accepted, 0)
+        at, rows = self.cursors, step.rows
+        real, folded = rows > 0, step.end_base > step.base
+        granted = self._granted(rows, step.end_base)
+        passed = (at.grant_slot[rows] > 0) & (at.grant_line[rows] <= step.end_base)
+        position = step.position + torch.where(real, accepted, 0)
         used, missed = granted & folded, passed & ~(granted & folded)
 
-        rows = step.rows[lanes]
-        at.read_slot[rows] = torch.where(folded, step.write_slot, step.read_slot)[lanes]
-        at.base[rows] = step.end_base[lanes]
-        at.length[rows] = (position - step.end_base)[lanes]
-        at.grant_slot[rows] = torch.where(passed, 0, at.grant_slot[step.rows])[lanes]
-        at.grant_line[rows] = torch.where(passed, 0, at.grant_line[step.rows])[lanes]
+        def move(cursor: Tensor, value: Tensor) -> None:
+            cursor[rows] = torch.where(real, value, cursor[rows])
+
+        move(at.read_slot, torch.where(folded, step.write_slot, step.read_slot))
+        move(at.base, step.end_base)
+        move(at.length, position - step.end_base)
+        move(at.grant_slot, torch.where(passed, 0, at.grant_slot[rows]))
+        move(at.grant_line, torch.where(passed, 0, at.grant_line[rows]))
         return Committed(position=position, base=step.end_base, used=used, missed=missed)
 
     def _granted(self, rows: Tensor, line: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream
 from ..memory.spec import KVSpec, StateSpec
 
 Rules = Sequence[tuple[str, str | None]]
@@ -22,24 +22,25 @@ Rules = Sequence[tuple[str, str | None]]
 class MixerBlock(nn.Module):
     """x + mixer(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer_norm, self.mixer = mixer_norm, mixer
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return x + self.mixer(self.mixer_norm(x), batch)
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mixer_norm.of_stream(stream)
+        return x, self.mixer(normed, batch)
 
 
 class Block(MixerBlock):
     """x + mixer(norm(x)), then x + mlp(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
         super().__init__(mixer_norm, mixer)
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = super().forward(x, batch)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mlp_norm.of_stream(super().forward(stream, batch))
+        return x, self.mlp(normed)
 
 
 class CausalLM(nn.Module):
@@ -56,7 +57,7 @@ class CausalLM(nn.Module):
         embed_scale: float = 1.0,
         logits_scale: float = 1.0,
     ) -> None:
-        """blocks: modules that take (x, batch). The scales multiply embeddings and logits."""
+        """blocks: they take (stream, batch) and give the stream. The scales multiply embeddings and logits."""
         super().__init__()
         self.ops = build.ops
         self.embed_scale, self.logits_scale = embed_scale, logits_scale
@@ -71,9 +72,10 @@ class CausalLM(nn.Module):
         x = self.embed(batch.tokens).to(self.residual_dtype)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        stream: Stream = x, None
         for block in self.blocks:
-            x = block(x, batch)
-        return self.norm(x)
+            stream = block(stream, batch)
+        return self.norm.of_stream(stream)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)

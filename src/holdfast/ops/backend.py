@@ -14,6 +14,7 @@ from . import journal
 from .attention import reference as attention
 from .causal_conv import reference as causal_conv
 from .gated_delta import reference as gated_delta
+from .gated_delta.front import DeltaInputs, DeltaWeights
 from .kda import reference as kda
 from .moe import reference as moe
 from .norm import reference as norm
@@ -84,6 +85,13 @@ class Ops:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
 
+    def add_rms_norm(
+        self, x: Tensor, added: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        x = x + added
+        return x, self.rms_norm(x, weight, eps, zero_centred=zero_centred)
+
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
     ) -> Tensor:
@@ -98,8 +106,14 @@ class Ops:
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
+    def silu_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return self.silu(gate).mul_(x)
+
     def sigmoid(self, x: Tensor) -> Tensor:
         return x.sigmoid()
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return x * self.sigmoid(gate)
 
     def softplus(self, x: Tensor) -> Tensor:
         return F.softplus(x)
@@ -167,6 +181,38 @@ class Ops:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
+
+    def short_conv(
+        self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
+    ) -> Tensor:
+        """after * convolution(before * x) of [before, after, x], side by side in the last axis."""
+        before, after, x = gated.chunk(3, -1)
+        return after * self.causal_conv(before * x, weight, bias, pool, step).to(gated.dtype)
+
+    def delta_net(
+        self,
+        inputs: DeltaInputs,
+        weights: DeltaWeights,
+        conv: ConvState,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        """What a delta net does between its projections and its norm: [tokens, HV, V]"""
+        dtype, value_heads = inputs.qkv.dtype, len(weights.a_log)
+        _, value_dim, key_dim = pool.saved.permute(self._axes("gated_delta")).shape[1:]
+        mixed = self.causal_conv(inputs.qkv, weights.conv, None, conv, step)
+        values = value_heads * value_dim
+        qk, v = self.silu(mixed).to(dtype).split_with_sizes((mixed.shape[-1] - values, values), -1)
+        q, k = self.l2_norm(qk.unflatten(-1, (-1, key_dim))).chunk(2, 1)
+        return self.gated_delta(
+            q * key_dim**-0.5,
+            k.to(dtype),  # as the journal keeps it: window, journal and chunk form see the same bits
+            v.unflatten(-1, (-1, value_dim)),
+            -weights.a_log.exp() * self.softplus(inputs.a.float() + weights.dt_bias),
+            self.sigmoid(inputs.b.float()) * weights.beta_scale,
+            pool,
+            step,
+        )
 
     def gated_delta(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .places import Checkpoints
+from .transfer import to_device
 
 T = TypeVar("T")
 
@@ -72,6 +73,8 @@ class StateStep:
     grid: int
     exports: tuple[Export, ...] = ()
     tree: Tree | None = None
+    window_tokens: int | None = None
+    """Of the flat batch, those that belong to windows; None: to be asked of the device."""
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -99,6 +102,25 @@ class StateStep:
         return Checkpoints(
             self.rows, torch.full_like(self.rows, export.slot), torch.full_like(self.rows, export.line)
         )
+
+    @property
+    def num_window_tokens(self) -> int:
+        return int(self.offsets[self.num_windows]) if self.window_tokens is None else self.window_tokens
+
+    def lane_of(self, tokens: int) -> Tensor:
+        """[tokens]: whose each is."""
+
+        def find() -> Tensor:
+            token = torch.arange(tokens, device=self.offsets.device)
+            return torch.searchsorted(self.offsets[1:], token, right=True)
+
+        return self.once("lane of", find)
+
+    @property
+    def export_table(self) -> Tensor:
+        """[exports, 3]: lane, slot, line; one row of padding if there are none."""
+        rows = [[e.lane, e.slot, e.line] for e in self.exports] or [[0, 0, 0]]
+        return self.once("export table", lambda: to_device(rows, self.rows.device))
 
     @property
     def windows(self) -> Windows:
