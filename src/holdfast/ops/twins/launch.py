@@ -15,6 +15,7 @@ from .. import journal
 from ..journal import Entries, Inputs
 from ..places import TemporalState
 from ..step import StateStep
+from ..transfer import to_device
 from . import kernels
 
 LEAST = 16
@@ -75,13 +76,7 @@ def _exports(step: StateStep) -> Exports:
     first = [sum(lane < run for lane, _, _ in wanted) for run in runs]
     never = 1 << 62
     columns = (first, [line for _, line, _ in wanted] + [never], [slot for _, _, slot in wanted] + [0])
-    return Exports(*(_to_device(column, step.rows.device) for column in columns))
-
-
-def _to_device(values: list[int], device: torch.device) -> Tensor:
-    """Without waiting for the device."""
-    here = torch.tensor(values, dtype=torch.int64)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+    return Exports(*(to_device(column, step.rows.device) for column in columns))
 
 
 @dataclass(frozen=True)
