@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Runner:
         self, ensemble: Ensemble, limits: Limits, device: torch.device, *, sanitizer: str = "off"
     ) -> None:
         self.ensemble, self.model = ensemble, ensemble.model
-        self.state = StatePool(ensemble.state_specs(), limits, device)
+        self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
         self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
         self.inputs = Inputs(limits, device)
@@ -93,8 +94,10 @@ class Runner:
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
         )
-        positions = step.position[lanes.lane] + lanes.offset
-        tokens = self.tables.tokens[lanes.rows[lanes.lane], positions]
+        rows, positions, tokens = self.model.ops.absorbed(
+            self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
+        )
+        step = replace(step, token_places=(rows, positions))
         return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
 
     def _choose(self, hidden: Tensor, batch: Batch, lanes: Lanes) -> Chosen:

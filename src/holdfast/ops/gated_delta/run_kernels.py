@@ -26,7 +26,7 @@ PART = tl.constexpr(16)
 
 @triton.jit
 def _inverse(system):
-    """(1 + system)^-1, system strictly lower triangular [64, 64]: its diagonal blocks by rows, the rest by products."""
+    """(1 + system)^-1, system strictly lower triangular [64, 64]: diagonal blocks by rows, the rest by products."""
     rows = tl.arange(0, 64)[:, None]
     columns = tl.arange(0, 64)[None, :]
     same = (rows // PART) == (columns // PART)
