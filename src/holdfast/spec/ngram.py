@@ -22,7 +22,7 @@ class NGram(Drafter):
         matching = place < step.position[:, None]
         length = torch.zeros_like(tokens)
         for back in range(self.longest):
-            wanted = tokens.gather(1, (step.position - back).clamp(min=0)[:, None])
+            wanted = tokens.gather(1, (step.position - back).clamp(0, len(place) - 1)[:, None])
             before = (place - back).clamp(min=0)
             matching = matching & (place >= back) & (tokens[:, before] == wanted)
             length = length + matching
