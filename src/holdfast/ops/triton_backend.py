@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .acceptance import triton as acceptance
+from .acceptance.reference import Drafts, Verified
 from .attention import triton as attention
 from .attention.heads import Heads
 from .backend import Ops
@@ -50,6 +52,11 @@ class TritonOps(Ops):
 
     def commit(self, at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
         return cursors.commit(at, rows, stood, accepted)
+
+    def accept(
+        self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
+    ) -> Verified:
+        return acceptance.accept(drafts, chosen, table, made, position, counts)
 
     def absorbed(
         self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
