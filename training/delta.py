@@ -49,7 +49,7 @@ def _states(m: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunks(x: Tensor) -> Tensor:
-    return x.float().transpose(1, 2).unflatten(2, (-1, CHUNK))
+    return x.float().transpose(1, 2).contiguous().unflatten(2, (-1, CHUNK))
 
 
 class UnitLowerInverse(torch.autograd.Function):

@@ -56,15 +56,14 @@ class Training:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.log = options, list[str]()
         config = hub.read_config(options.target)
-        self.target = Qwen35(config).to(DEVICE)
+        self.target = Qwen35(config).to(DEVICE).eval()
         hub.load(self.target, options.target)
         self.target.requires_grad_(False)
         self.report({"options": {name: str(value) for name, value in vars(options).items()}})
         self.own = self.own_answers()
         self.heldout = self.heldout_answers()
-        self.texts = iter(
-            Rows(options.data, batch=max(1, options.batch // 8), length=1024, tasks=0.5, seed=options.seed)
-        )
+        longer = Rows(options.data, batch=8 * options.batch, length=1024, tasks=0.5, seed=options.seed)
+        self.texts = next(iter(longer)).to(DEVICE).long()
 
     def run(self) -> None:
         options, config = self.options, self.target.config
@@ -143,10 +142,10 @@ class Training:
         number = 0
         while True:
             number += 1
-            if number % 4 == 0:
-                yield next(self.texts).to(DEVICE).long()
-            else:
-                yield self.own[torch.randint(len(self.own), (self.options.batch,), device=DEVICE)]
+            pool, count = (
+                (self.texts, self.options.batch // 4) if number % 4 == 0 else (self.own, self.options.batch)
+            )
+            yield pool[torch.randint(len(pool), (max(1, count),), device=DEVICE)]
 
     def train(self, name: str, drafter: nn.Module) -> None:
         options = self.options
@@ -159,12 +158,12 @@ class Training:
                 break
             with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
                 loss = loss_of(drafter, rows)
-                loss.backward()
+            loss.backward()
             optimizer.step(rate_at(seconds / total))
             steps += 1
             if seconds - reported > options.report_every:
                 reported = seconds
-                self.report({"what": name, "step": steps, "seconds": seconds, "loss": float(loss)})
+                self.report({"what": name, "step": steps, "seconds": seconds, "loss": float(loss.detach())})
         parameters = sum(it.numel() for it in drafter.parameters())
         self.report({"what": name, "steps": steps, "parameters": parameters, **self.accept_lengths(drafter)})
 

@@ -148,9 +148,9 @@ class Attention(nn.Module):
 
 def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, T, channels], weight [channels, 1, width]: each channel by itself, zeros before the first token."""
-    width = weight.shape[-1]
+    width, taps = weight.shape[-1], weight[:, 0].to(x.dtype)
     padded = F.pad(x, (0, 0, width - 1, 0))
-    return sum(padded[:, i : i + x.shape[1]] * weight[:, 0, i] for i in range(width))  # type: ignore[return-value]
+    return sum(padded[:, i : i + x.shape[1]] * taps[:, i] for i in range(width))  # type: ignore[return-value]
 
 
 def conv_step(x: Tensor, weight: Tensor, memory: Memory) -> Tensor:

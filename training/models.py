@@ -20,14 +20,14 @@ class Block(nn.Module):
 
     def __init__(self, names: tuple[str, str, str, str], parts: tuple[nn.Module, ...]) -> None:
         super().__init__()
-        self.names = names
+        self.names, self.dropout = names, 0.0
         for name, part in zip(names, parts, strict=True):
             self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
         mixer_norm, mixer, mlp_norm, mlp = (self.get_submodule(name) for name in self.names)
-        x = x + mixer(mixer_norm(x))
-        return x + mlp(mlp_norm(x))
+        x = x + F.dropout(mixer(mixer_norm(x)), self.dropout, self.training)
+        return x + F.dropout(mlp(mlp_norm(x)), self.dropout, self.training)
 
     def step(self, x: Tensor, memory: Memory, position: int, room: int) -> Tensor:
         mixer_norm, mixer, mlp_norm, mlp = (self.get_submodule(name) for name in self.names)

@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from .tasks import RECALL
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WARM_UP, DECAY = 0.02, 0.45
 """Shares of the run: the rate rises, and it falls to nothing at the end."""
+UNFINISHED = ("progress.json", "low.safetensors", "momentum.safetensors", "second.safetensors")
 TASK_LENGTHS = (256, 1024)
 
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=2048, help="tokens in a row")
     parser.add_argument("--tasks", type=float, default=0.3, help="share of rows that are made-up tasks")
     parser.add_argument("--mtp-weight", type=float, default=0.3)
+    parser.add_argument("--dropout", type=float, default=0.05, help="texts are read many times over")
     parser.add_argument("--muon-rate", type=float, default=Rates.muon)
     parser.add_argument("--adam-rate", type=float, default=Rates.adam)
     parser.add_argument("--workers", type=int, default=8, help="processes that make rows")
@@ -78,8 +80,9 @@ def train(options: argparse.Namespace) -> None:
     optimizer = Optimizer(model.named_parameters(), progress.rates)
     if options.resume:
         progress = resume(options.resume, model, optimizer)
-    if options.compile:
-        for layer in model.model.layers:
+    for layer in model.model.layers:
+        layer.dropout = options.dropout
+        if options.compile:
             layer.compile()
     total = 60 * (options.total_minutes or options.minutes)
     deadline = min(total, progress.seconds + 60 * options.minutes)
@@ -101,8 +104,14 @@ def train(options: argparse.Namespace) -> None:
             clock.restart(report)
         if clock.due("report", options.report_every) or clock.seconds >= deadline:
             log.write(progress, clock, {name: float(it) for name, it in report.items()}, total)
+            if not torch.isfinite(report["loss"]):
+                raise SystemExit(
+                    "the loss is no number any more: the last weights that were saved are still good"
+                )
         if clock.due("evaluation", 45):
             log.write(progress, clock, evaluation(model), total)
+            save(options.out, model, optimizer, replace(progress, seconds=clock.seconds), finished=False)
+            log.copy_to(options.out)
         if clock.seconds >= deadline:
             break
     progress.seconds, progress.commands = clock.seconds, progress.commands + 1
@@ -119,7 +128,7 @@ def rate_at(done: float) -> float:
 def training_step(model: Model, found: Batch, mtp_weight: float) -> dict[str, Tensor]:
     with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
         losses = compute_losses(model, found)
-        (losses["loss"] + mtp_weight * losses.get("mtp", 0.0)).backward()
+    (losses["loss"] + mtp_weight * losses.get("mtp", 0.0)).backward()
     return {name: loss.detach() for name, loss in losses.items()}
 
 
@@ -156,12 +165,14 @@ class Evaluation:
     @torch.no_grad()
     @torch.compiler.set_stance("force_eager")  # compiling for it would cost more than it
     def __call__(self, model: Model) -> dict[str, float]:
+        model.eval()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
             found = batch(self.texts.to(DEVICE))
             losses = compute_losses(model, found)
             report = {f"heldout_{name}": float(loss) for name, loss in losses.items()}
             for name, rows in self.tasks.items():
                 report[name] = self._right(model, batch(rows.to(DEVICE)))
+        model.train()
         return report
 
     @staticmethod
@@ -240,6 +251,8 @@ def save(directory: Path, model: Model, optimizer: Optimizer, progress: Progress
     weights = dict(model.state_dict())
     hub.save(directory, model.config, weights)
     if finished:
+        for name in UNFINISHED:
+            (directory / name).unlink(missing_ok=True)
         return
     low = {name: it.float() - it.bfloat16().float() for name, it in weights.items()}
     hub.write_tensors(directory / "low.safetensors", low)
