@@ -96,4 +96,4 @@ def test_help_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None; from holdfast.cli import main; main(['plan', '--help'])"
     )
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert run.returncode == 0 and "--max-draft-tokens INT" in run.stdout
+    assert run.returncode == 0 and "--speculative-config JSON" in run.stdout

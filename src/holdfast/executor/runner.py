@@ -63,7 +63,7 @@ class Runner:
         self.shapes, self.graphs = shapes, Graphs()
         self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
-        self.speculation = Speculation(self.model.ops, self.tables, limits, ensemble.drafter)
+        self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
@@ -132,7 +132,6 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
-        self.speculation.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)

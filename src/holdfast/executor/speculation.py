@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import Limits
 from ..memory.kv_pool import KVPool
 from ..memory.state_pool import Committed, StatePool
 from ..ops.acceptance.reference import Verified
 from ..ops.backend import Ops
 from ..ops.step import StateStep
-from ..plan import RowStart
 from ..spec.drafter import Draft, Drafter, VerifiedStep
 from .inputs import Lanes
 from .sampler import Needs, Sampler
@@ -29,20 +27,14 @@ class Drafted:
 class Speculation:
     """Without a drafter nothing is drafted, and what is chosen is written all the same."""
 
-    def __init__(self, ops: Ops, tables: RowTables, limits: Limits, drafter: Drafter | None) -> None:
+    def __init__(self, ops: Ops, tables: RowTables, drafter: Drafter | None) -> None:
         self.drafter, self._ops = drafter, ops
         self._tables = tables
-        self._count = torch.zeros(limits.max_num_seqs + 1, dtype=torch.int64, device=tables.tokens.device)
-        """How many drafts follow each row's last token."""
-
-    def start(self, starts: tuple[RowStart, ...]) -> None:
-        for start in starts:
-            self._count[start.row] = 0
 
     def verify(self, step: StateStep, lanes: Lanes, chosen: Tensor) -> Verified:
         """Write each lane's bonus where the next step will read it; the drafts before it stand there already."""
         return self._ops.accept(
-            lanes.choices.drafts, chosen, self._tables.tokens, self._count, step.position, step.counts
+            lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
         )
 
     def propose(
@@ -66,5 +58,5 @@ class Speculation:
         draft = self.drafter.propose(step)
         places = position[:, None] + 1 + torch.arange(self.drafter.depth, device=rows.device)
         table[rows[:, None], places] = draft.tokens
-        self._count[rows] = draft.count
+        self._tables.drafts[rows] = draft.count
         return Drafted(step, draft)

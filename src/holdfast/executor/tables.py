@@ -29,13 +29,15 @@ ALWAYS = torch.iinfo(torch.int64).max
 class RowTables:
     """Each of them is [rows + 1, ...], and row 0 is padding.
 
-    tokens           [positions]  prompt, then what was sampled, written where it was sampled
+    tokens           [positions]  prompt, then what was sampled, written where it was sampled, then drafts
+    drafts           []           how many
     bias, ids, until [entries]    as in Adjustments: a row's logit_bias, then what it may not say yet
     """
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
         rows, positions = limits.max_num_seqs + 1, limits.max_model_len + limits.max_window + 1
         self.tokens = torch.zeros(rows, positions, dtype=torch.int64, device=device)
+        self.drafts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._numbers = {name: torch.zeros(rows, device=device) for name in NUMBERS}
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self._seed = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -51,6 +53,7 @@ class RowTables:
         for start in starts:
             known = torch.tensor(start.tokens, dtype=torch.int64, device=self.tokens.device)
             self.tokens[start.row, : len(known)] = known
+            self.drafts[start.row] = 0
             for name, table in self._numbers.items():
                 table[start.row] = getattr(start.params, name)
             self._top_k[start.row] = start.params.top_k
