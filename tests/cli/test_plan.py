@@ -53,14 +53,16 @@ def test_every_option_counts(directory: str, capsys: pytest.CaptureFixture[str])
         "--max-model-len": "5000",
         "--page-size": "32",
         "--fold-every": "8",
-        "--max-draft-tokens": "2",
+        "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 2}',
         "--num-pages": "700",
         "--num-slots": "20",
     }
     argv = [word for option in options.items() for word in option]
     told = plan(capsys, directory, *argv)
     got = {f"--{name.replace('_', '-')}": str(value) for name, value in told["options"].items()}
+    del options["--speculative-config"]
     assert options.items() <= got.items()
+    assert told["options"]["speculative_config"]["num_speculative_tokens"] == 2
     assert told["limits"]["num_pages"] == 700 and told["limits"]["max_window"] == 3
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..places import KVState
 from ..step import StateStep
 from . import kernels
+from .heads import HeadNorms
 from .reference import contexts, kv_places
 
 LEAST = 16
@@ -29,16 +30,6 @@ PROGRAMS_PER_SM = 4
 """So many hide one another's waits."""
 STORED_AT_ONCE = 1024
 """Elements of a program that stores."""
-
-
-@dataclass(frozen=True)
-class HeadNorm:
-    """A root-mean-square norm of every query and key head."""
-
-    queries: Tensor
-    keys: Tensor
-    eps: float
-    zero_centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ def prepare(
     pages: Tensor,
     step: StateStep,
     *,
-    norm: HeadNorm | None = None,
+    norm: HeadNorms | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -128,11 +119,6 @@ def paged_attention(
     if len(step.rows) > step.num_windows:
         _attend_runs(call)
     return out
-
-
-def token_places(step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
-    """[tokens] each: the row of every token of the flat batch, 0 beyond the last lane's; and its position."""
-    return step.once(("token places", tokens), lambda: _token_places(step, tokens))
 
 
 def run_work(step: StateStep, tokens: int, size: int) -> Tensor:
@@ -299,7 +285,7 @@ def _store(
     pool: KVState,
     pages: Tensor,
     step: StateStep,
-    norm: HeadNorm | None,
+    norm: HeadNorms | None,
     rotary: tuple[Tensor, Tensor] | None,
 ) -> None:
     tokens, key_heads, dim = keys.shape
@@ -317,7 +303,7 @@ def _store(
         *pool,
         *((keys, keys) if norm is None else (norm.queries, norm.keys)),
         *((keys, keys) if rotary is None else rotary),
-        *token_places(step, tokens),
+        *step.places_of(tokens),
         pages,
         0.0 if norm is None else norm.eps,
         *queries.stride()[:2],
@@ -339,14 +325,6 @@ def _store(
         BV=padded(value_dim),
         num_warps=4 if block * width > 512 else 2,
     )
-
-
-def _token_places(step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
-    token = torch.arange(tokens, device=step.offsets.device)
-    lane = torch.searchsorted(step.offsets, token, right=True) - 1
-    within = lane < len(step.rows)
-    lane = lane.clamp_(max=len(step.rows) - 1)
-    return step.rows[lane] * within, step.position[lane] + token - step.offsets[lane]
 
 
 def _run_work(step: StateStep, tokens: int, size: int) -> Tensor:
