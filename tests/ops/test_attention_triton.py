@@ -271,3 +271,12 @@ def test_the_watch_is_told_what_the_reference_tells() -> None:
         for name, value in vars(a).items():
             other = getattr(b, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
+
+
+def test_contexts_are_split_as_far_as_that_occupies_the_device() -> None:
+    wanted = 4 * 132
+    assert twin.split_count(1, longest=1 << 17, wanted=wanted) == twin.MOST_SPLITS
+    assert twin.split_count(64, longest=1 << 17, wanted=wanted) == 8
+    assert twin.split_count(64, longest=2 * twin.LEAST_SPLIT + 1, wanted=wanted) == 3
+    assert twin.split_count(512, longest=1 << 17, wanted=wanted) == 1
+    assert twin.split_count(4096, longest=1 << 17, wanted=wanted) == 1

@@ -17,8 +17,12 @@ from .gated_delta import triton as gated_delta
 from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .gating import triton as gating
+from .moe import triton as moe
+from .moe.reference import Routing
 from .norm import triton as norm
 from .places import ConvState, KVState, TemporalState
+from .sampling import triton as sampling
+from .sampling.reference import SamplingRows
 from .step import StateStep
 
 
@@ -46,6 +50,17 @@ class TritonOps(Ops):
 
     def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
         return gating.gate_mul(gate, x, silu=False)
+
+    def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return moe.route(logits, bias, routing)
+
+    def experts(
+        self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
+    ) -> Tensor:
+        return moe.experts(x, experts, weights, up, down, gated=gated)
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        return sampling.sample(logits, rows)
 
     def begin(self, at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
         return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)

@@ -26,8 +26,10 @@ LEAST = 16
 LEAST_SPLIT = 256
 """Tokens of context below which another program costs more than it saves; whole tiles of any size."""
 MOST_SPLITS = 64
-PROGRAMS_PER_SM = 4
-"""So many hide one another's waits."""
+WINDOWS_PER_SM = 4
+"""Programs that hide one another's waits for keys and values."""
+RUNS_PER_SM = 1
+"""Programs that leave the matrix units no pause."""
 STORED_AT_ONCE = 1024
 """Elements of a program that stores."""
 
@@ -129,10 +131,10 @@ def run_work(step: StateStep, tokens: int, size: int) -> Tensor:
     return step.once(("run work", tokens, size), lambda: _run_work(step, tokens, size))
 
 
-def split_count(programs: int, longest: int, device: torch.device) -> int:
-    """Into how many parts to cut a context of at most `longest` tokens that each of `programs` reads."""
-    wanted = triton.cdiv(PROGRAMS_PER_SM * _processors(device), max(programs, 1))
-    return max(1, min(wanted, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
+def split_count(programs: int, longest: int, wanted: int) -> int:
+    """Into how many parts to cut contexts of at most `longest` tokens, each read by one of `programs`, to have as
+    many as are wanted."""
+    return max(1, min(wanted // programs, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ def _attend(
     queries, out, pool, pages, step, shape = (
         call.queries, call.out, call.pool, call.pages, call.step, call.shape,
     )  # fmt: skip
-    splits = call.splits or split_count(programs * shape.heads, shape.longest, queries.device)
+    wanted = _processors(queries.device) * (WINDOWS_PER_SM if work is None else RUNS_PER_SM)
+    splits = call.splits or split_count(programs * shape.heads, shape.longest, wanted)
     partial = lse = out  # not written if there is one split
     if splits > 1:
         parts = (programs, shape.heads, splits, tiles.rows)
