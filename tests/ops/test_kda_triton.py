@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from holdfast.ops.kda.reference import KDA
 
 from .steps import GRID, Lane, seeded
-from .twins import DEVICE, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
 
 pytest.importorskip("triton")
 from holdfast.ops.kda import triton as kda
@@ -67,12 +67,18 @@ def test_a_step_of_nothing_but_folds() -> None:
     compare(SMALL, [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)], seed=6)
 
 
+def test_runs_equal_the_reference() -> None:
+    """A window, a run within a line, padding, and one that folds, passes a block's end and leaves a tail."""
+    compare(twin(1, 8, 6), [RUNS[0], *RUNS[2:5]], seed=7, exports=[(3, 64), (3, 128), (3, 144)])
+
+
+@everywhere
 @pytest.mark.parametrize("decay", ["mixed", "weak"])
-def test_runs_equal_the_reference(decay: str) -> None:
-    exports = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
-    compare(SMALL, RUNS, seed=7, decay=decay, exports=exports)
+def test_long_runs_equal_the_reference(decay: str) -> None:
+    compare(SMALL, RUNS, seed=7, decay=decay, exports=EXPORTED)
 
 
+@everywhere
 def test_runs_round_where_the_chunk_form_does() -> None:
     compare(SMALL, [RUNS[1], RUNS[5]], seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
 

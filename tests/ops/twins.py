@@ -183,3 +183,6 @@ RUNS = [
     Lane(row=5, count=64, position=128, base=128, slot=5),
 ]
 """A window, then runs: cold, short, padding, about to fold with much to follow, and from block to block."""
+
+EXPORTED = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
+"""Of these, lines at which states are exported: at blocks' ends, and in a run's tail."""
