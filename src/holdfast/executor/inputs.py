@@ -93,6 +93,13 @@ class Lanes:
         return tuple(Export(lane_of[e.row], e.slot, e.line) for e in self.exports)
 
 
+def uniform_shapes(limits: Limits) -> tuple[Shape, ...]:
+    """Few enough to be recorded in seconds; no step has many more lanes than it needs."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128)]
+    lanes = sorted({*(size for size in sizes if size < limits.max_num_seqs), limits.max_num_seqs})
+    return tuple(Shape(n, window) for n in lanes for window in sorted({1, limits.max_window}))
+
+
 class Inputs:
     """shapes: those that a uniform step may have; none: every step is as long as its work."""
 

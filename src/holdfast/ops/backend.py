@@ -51,6 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
+    recordable = False
+    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
