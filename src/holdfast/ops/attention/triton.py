@@ -45,15 +45,15 @@ class Tiles:
 
 
 WINDOW_TILES = {
-    64: Tiles(64, 128, warps=4, stages=5),
-    128: Tiles(64, 64, warps=4, stages=5),
-    256: Tiles(64, 32, warps=4, stages=5),
-    512: Tiles(32, 32, warps=8, stages=5),
+    64: Tiles(64, 128, warps=4, stages=3),
+    128: Tiles(64, 64, warps=4, stages=3),
+    256: Tiles(64, 32, warps=4, stages=3),
+    512: Tiles(32, 32, warps=8, stages=3),
 }
 """By the padded width of a head, for two bytes an element. `rows` is the most; a window takes what it needs.
 
-A tile's pages must be known before its keys are asked for, which takes every other stage: of five, two tiles are on
-their way, 64 KiB, and three programs fit on an SM. 16 x 128 x 64 takes 110 registers, 16 x 32 x 256 takes 128."""
+A tile's pages must be known before its keys are asked for, which takes a stage. So of three one tile is on its way,
+32 KiB, while another is worked on; with at most 128 registers four programs fit on an SM."""
 
 RUN_TILES = {
     64: Tiles(128, 64, warps=4, stages=3),
