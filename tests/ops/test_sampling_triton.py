@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from holdfast.ops.sampling import triton as twin
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no right bfloat16
 everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
 LIMITS = [
     {},
@@ -64,20 +65,21 @@ def logits_like(vocab: int, count: int, *, seed: int, coarse: bool = False) -> T
 
 def kept_by(logits: Tensor, given: SamplingRows) -> Tensor:
     """[S, vocab]: what the cut leaves, told of each token alone as `choose` does"""
-    key, last, best = twin.cut(logits, given)
-    scaled = logits.float() / given.temperature[:, None]
-    bits = torch.where(scaled == 0, 0.0, scaled).view(torch.int32).long() & 0xFFFFFFFF
-    ordered = torch.where(bits >= 1 << 31, bits ^ 0xFFFFFFFF, bits | 1 << 31)
-    lowest = (key.long() & 0xFFFFFFFF)[:, None]
-    token = torch.arange(logits.shape[1], device=DEVICE)
-    kept = (ordered > lowest) | ((ordered == lowest) & (token <= last[:, None]))
-    return kept & ((scaled - best[:, None]).exp() >= given.min_p[:, None])
+    key, last, best = (part[:, None] for part in twin.cut(logits, given))
+    sign = 1 << 8 * logits.element_size() - 1
+    integers = torch.int16 if logits.element_size() == 2 else torch.int32
+    bits = torch.where(logits == 0, 0.0, logits).to(logits.dtype).view(integers).long() & (2 * sign - 1)
+    ordered = torch.where(bits >= sign, bits ^ (2 * sign - 1), bits | sign)
+    lowest, token = key.long() & 0xFFFFFFFF, torch.arange(logits.shape[1], device=DEVICE)
+    kept = (ordered > lowest) | ((ordered == lowest) & (token <= last))
+    return kept & (((logits.float() - best) / given.temperature[:, None]).exp() >= given.min_p[:, None])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "ties"])
-def test_what_is_kept_is_what_the_sorted_order_keeps(coarse: bool) -> None:
+def test_what_is_kept_is_what_the_sorted_order_keeps(coarse: bool, dtype: torch.dtype) -> None:
     given = rows(LIMITS)
-    logits = logits_like(100, len(LIMITS), seed=1, coarse=coarse)
+    logits = logits_like(100, len(LIMITS), seed=1, coarse=coarse).to(dtype)
     wanted = reference.truncate(
         logits / given.temperature[:, None], given.top_k, given.top_p, given.min_p
     ).isfinite()

@@ -45,15 +45,15 @@ class Tiles:
 
 
 WINDOW_TILES = {
-    64: Tiles(64, 128, warps=4, stages=5),
-    128: Tiles(64, 64, warps=4, stages=5),
-    256: Tiles(64, 32, warps=4, stages=5),
-    512: Tiles(32, 32, warps=8, stages=5),
+    64: Tiles(64, 128, warps=4, stages=3),
+    128: Tiles(64, 64, warps=4, stages=3),
+    256: Tiles(64, 32, warps=4, stages=3),
+    512: Tiles(32, 32, warps=8, stages=3),
 }
 """By the padded width of a head, for two bytes an element. `rows` is the most; a window takes what it needs.
 
-A tile's pages must be known before its keys are asked for, which takes every other stage: of five, two tiles are on
-their way, 64 KiB, and three programs fit on an SM. 16 x 128 x 64 takes 110 registers, 16 x 32 x 256 takes 128."""
+A tile's pages must be known before its keys are asked for, which takes a stage. So of three one tile is on its way,
+32 KiB, while another is worked on; with at most 128 registers four programs fit on an SM."""
 
 RUN_TILES = {
     64: Tiles(128, 64, warps=4, stages=3),
@@ -61,7 +61,7 @@ RUN_TILES = {
     256: Tiles(128, 32, warps=8, stages=2),
     512: Tiles(64, 32, warps=8, stages=2),
 }
-"""Registers: 234, 185, 254, 255."""
+"""Within 255 registers, but for latents, which spill a little."""
 
 
 def prepare(
@@ -243,7 +243,6 @@ def _attend(
         "BM": tiles.rows,
         "BN": tiles.context,
         "BLOCKS": blocks,
-        "SPLITS": splits,
         "LEAST": max(LEAST_SPLIT, tiles.context),
         "RUNS": work is not None,
     }
@@ -269,6 +268,7 @@ def _attend(
         PAGE=shape.page,
         BD=widths["BD"],
         BR=widths["BR"],
+        SPLIT=splits > 1,
         TREE=tree is not None,
         LATENT=shape.latent,
         num_warps=tiles.warps,
@@ -277,7 +277,7 @@ def _attend(
     if splits > 1:
         tokens = min(tiles.rows // shape.group, step.longest_window if work is None else tiles.rows)
         joined = (tokens * shape.group, shape.heads, programs)
-        kernels.join[joined](partial, lse, out, listed, *cursors, **cut, SOME=8, num_warps=2)
+        kernels.join[joined](partial, lse, out, listed, *cursors, splits, **cut, SOME=8, num_warps=2)
 
 
 def _store(

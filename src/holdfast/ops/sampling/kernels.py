@@ -4,7 +4,8 @@ Nothing is sorted. In a stable sort by logit the tokens that top_k and top_p kee
 some logit, and of those equal to it the first few. `cut` finds that logit by its digits, from the highest, and the
 last of its equals; what is kept can then be told of each token alone.
 
-`order_key` maps float32 to unsigned integers in the same order.
+Digits are those of the logit as it is given, so two bytes have half as many as four. Temperature does not change
+the order, but for float32 logits so close that they are equal once divided.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ def cut(
     logits_row,
     V: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For every row, its logits divided by its temperature. A row that keeps everything is not looked at."""
+    """For every row. One that keeps everything is not looked at."""
     row = tl.program_id(0).to(tl.int64)
     heat, k, p = tl.load(temperature + row), tl.load(top_k + row).to(tl.int32), tl.load(top_p + row)
     limited = (k > 0) & (k < V)
     key, token, largest = tl.zeros((), tl.uint32), V + 0, 0.0
     if (heat > 0.0) & (limited | (p < 1.0) | (tl.load(min_p + row) > 0.0)):
         own = logits + row * logits_row
-        largest = _largest(own, heat, V, BLOCK)
+        largest = _largest(own, V, BLOCK)
         if limited:
             key, above = _descend(own, heat, largest, key, token, k.to(tl.float32), False, V, BLOCK)
-            token = _nth(own, heat, key, token, k - above.to(tl.int32), V, BLOCK)
+            token = _nth(own, key, token, k - above.to(tl.int32), V, BLOCK)
         if p < 1.0:
             target = p * _mass(own, heat, largest, key, token, V, BLOCK)
             lowest, above = _descend(own, heat, largest, key, token, target, True, V, BLOCK)
-            each = tl.exp(_logit(lowest) - largest)
+            each = tl.exp((_logit(lowest, own.dtype.element_ty) - largest) / heat)
             wanted = tl.maximum(tl.ceil((target - above) / each), 1.0)
             token = tl.where(lowest > key, V, token)  # those at the first key are all above the second
-            token = _nth(own, heat, lowest, token, tl.minimum(wanted, V).to(tl.int32), V, BLOCK)
+            token = _nth(own, lowest, token, tl.minimum(wanted, V).to(tl.int32), V, BLOCK)
             key = lowest
     tl.store(cut_key + row, key.to(tl.int32, bitcast=True))
     tl.store(cut_token + row, token)
@@ -57,17 +58,17 @@ def choose(
     """For every (part of the vocabulary, row): its best token, after noise if the row draws; of equals the first."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * logits_row + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    logit = tl.load(logits + row * logits_row + token, mask=token < V, other=float("-inf"))
+    value = logit.to(tl.float32)
     if DRAWS:
         heat = tl.load(temperature + row)
         if heat > 0.0:
-            value = tl.div_rn(value, heat)
             if TRUNCATES:
-                key = order_key(value)
                 lowest = tl.load(cut_key + row).to(tl.uint32, bitcast=True)
-                kept = (key > lowest) | ((key == lowest) & (token <= tl.load(cut_token + row)))
-                kept = kept & (tl.exp(value - tl.load(best + row)) >= tl.load(min_p + row))
+                kept = _kept(order_key(logit), token, lowest, tl.load(cut_token + row), V)
+                kept = kept & (tl.exp((value - tl.load(best + row)) / heat) >= tl.load(min_p + row))
                 value = tl.where(kept, value, float("-inf"))
+            value = tl.div_rn(value, heat)
             value += gumbel(tl.load(seed + row), tl.load(position + row), token)
             value = tl.where(token < V, value, float("-inf"))
     winner = tl.argmax(value, 0)
@@ -87,28 +88,37 @@ def pick(part_value, part_token, out, parts, V: tl.constexpr, BP: tl.constexpr):
 
 
 @triton.jit
-def order_key(value):
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.uint32, bitcast=True)  # zero has two signs
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+def order_key(logit):
+    """Unsigned integers in the order of the logits."""
+    logit = tl.where(logit == 0.0, 0.0, logit).to(logit.dtype)  # zero has two signs
+    if logit.dtype.primitive_bitwidth == 16:
+        bits = logit.to(tl.uint16, bitcast=True).to(tl.uint32)
+        return tl.where(bits >= 0x8000, bits ^ 0xFFFF, bits | 0x8000)
+    else:
+        bits = logit.to(tl.uint32, bitcast=True)
+        return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
-def _logit(key):
-    bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
+def _logit(key, DTYPE: tl.constexpr):
+    """The logit of a key, in float32"""
+    if DTYPE.primitive_bitwidth == 16:
+        bits = tl.where(key >= 0x8000, key & 0x7FFF, key ^ 0xFFFF).to(tl.uint16)
+    else:
+        bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
+    return bits.to(DTYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _scaled(own, heat, token, V: tl.constexpr):
-    value = tl.load(own + token, mask=token < V, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(value, heat)
+def _read(own, token, V: tl.constexpr):
+    return tl.load(own + token, mask=token < V, other=float("-inf"))
 
 
 @triton.jit
-def _largest(own, heat, V: tl.constexpr, BLOCK: tl.constexpr):
+def _largest(own, V: tl.constexpr, BLOCK: tl.constexpr):
     most = tl.full((BLOCK,), float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
-        most = tl.maximum(most, _scaled(own, heat, start + tl.arange(0, BLOCK), V))
+        most = tl.maximum(most, _read(own, start + tl.arange(0, BLOCK), V).to(tl.float32))
     return tl.max(most, 0)
 
 
@@ -123,8 +133,9 @@ def _mass(own, heat, largest, lowest, last, V: tl.constexpr, BLOCK: tl.constexpr
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        value = _scaled(own, heat, token, V)
-        total += tl.where(_kept(order_key(value), token, lowest, last, V), tl.exp(value - largest), 0.0)
+        logit = _read(own, token, V)
+        mass = tl.exp((logit.to(tl.float32) - largest) / heat)
+        total += tl.where(_kept(order_key(logit), token, lowest, last, V), mass, 0.0)
     return tl.sum(total, 0)
 
 
@@ -137,18 +148,21 @@ def _descend(
     Returns it, and how much lies above it. Each turn finds four bits: tokens that agree in those found are counted
     by their next four. Counts are exact in float32.
     """
+    BITS: tl.constexpr = own.dtype.element_ty.primitive_bitwidth
     digits = tl.arange(0, 16)
     found = tl.zeros((), tl.uint32)
     above = 0.0
-    shift = tl.full((), 32, tl.uint32)
-    for _ in range(8):
+    shift = tl.full((), BITS, tl.uint32)
+    for _ in range(BITS // 4):
         shift -= 4
         bins = tl.zeros((BLOCK, 16), tl.float32)
         for start in range(0, V, BLOCK):
             token = start + tl.arange(0, BLOCK)
-            value = _scaled(own, heat, token, V)
-            key = order_key(value)
-            weight = tl.exp(value - largest) if MASS else tl.full((BLOCK,), 1.0, tl.float32)
+            logit = _read(own, token, V)
+            key = order_key(logit)
+            weight = tl.full((BLOCK,), 1.0, tl.float32)
+            if MASS:
+                weight = tl.exp((logit.to(tl.float32) - largest) / heat)
             counted = _kept(key, token, lowest, last, V) & ((key >> shift) >> 4 == found)
             digit = ((key >> shift) & 15).to(tl.int32)
             here = counted[:, None] & (digit[:, None] == digits[None, :])
@@ -165,12 +179,12 @@ def _descend(
 
 
 @triton.jit
-def _nth(own, heat, key, last, count, V: tl.constexpr, BLOCK: tl.constexpr):
+def _nth(own, key, last, count, V: tl.constexpr, BLOCK: tl.constexpr):
     """The token that is the `count`th of those at this key, or the last one not after `last` if there are fewer."""
     seen, found = 0, 0
     for start in range(0, V, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        equal = (order_key(_scaled(own, heat, token, V)) == key) & (token <= last) & (token < V)
+        equal = (order_key(_read(own, token, V)) == key) & (token <= last) & (token < V)
         rank = seen + tl.cumsum(equal.to(tl.int32), 0)
         found = tl.maximum(found, tl.max(tl.where(equal & (rank <= count), token, 0), 0))
         seen += tl.sum(equal.to(tl.int32), 0)
