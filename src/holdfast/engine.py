@@ -46,9 +46,10 @@ class Engine:
         """The request ends with what it has; its row, slot and pages come back with its last step."""
         return self.scheduler.cancel(request_id)
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """As `cancel`, for a reason that only the caller can see. The request is not reported again."""
-        return self.scheduler.finish(request_id, reason)
+    def finish(self, request_id: str, reason: FinishReason, *, kept: int) -> bool:
+        """As `cancel`, for a reason that only the caller can see, after so many tokens of the answer. The request is
+        not reported again."""
+        return self.scheduler.finish(request_id, reason, kept=kept)
 
     def settle(self) -> None:
         """If nobody runs or waits, collect what is in flight: what ended rows held is given back now."""

@@ -84,11 +84,16 @@ class Scheduler:
         self._cancelled.append(request)
         return True
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request for a reason that its tokens do not show. The caller knows: nothing is reported."""
+    def finish(self, request_id: str, reason: FinishReason, *, kept: int | None = None) -> bool:
+        """End a request for a reason that its tokens do not show. The caller knows: nothing is reported.
+
+        kept  so many tokens of its answer; what came after them is published to nobody. None: all
+        """
         request = self._requests.get(request_id)
         if request is None:
             return False
+        if kept is not None:
+            del request.tokens[len(request.prompt) + kept :]
         if not self._waiting.discard(request_id):
             self._finish_row(next(s for s in self._running.values() if s.request is request))
         self._end(request, reason)
