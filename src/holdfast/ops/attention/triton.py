@@ -203,7 +203,7 @@ def _attend_windows(call: Call) -> None:
     step, group = call.step, call.shape.group
     tiles = call.shape.tiles(WINDOW_TILES, group * step.longest_window)
     blocks = triton.cdiv(step.longest_window, tiles.rows // group)
-    tree = None if step.tree is None else step.tree.ancestors
+    tree = None if step.tree is None else step.tree.ancestors.contiguous()
     _attend(call, tiles, step.num_windows * blocks, blocks=blocks, tree=tree)
 
 
