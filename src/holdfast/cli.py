@@ -29,7 +29,7 @@ PLAN_OPTIONS = {
     "max_num_seqs": "requests that may run at once",
     "max_num_batched_tokens": "tokens of one step",
     "max_model_len": "tokens of one request (default: all the model's positions, or what fits)",
-    "max_draft_tokens": "tokens that speculation may draft at once",
+    "speculative_config": 'how drafts are made, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'',
     "page_size": "tokens of a page of KV",
     "fold_every": "tokens between checkpoints of a running request",
     "num_pages": "pages of KV (default: what fits)",
@@ -37,6 +37,8 @@ PLAN_OPTIONS = {
     "num_checkpoints": "how many of the slots keep prefixes (default: what fits)",
     "sanitizer": f"of state: {', '.join(SANITIZERS)}",
 }
+
+METAVARS = {str: "STR", int: "INT", json.loads: "JSON"}
 
 CHAT_HELP = """\
 Talk to a model. The answer appears as it is made.
@@ -145,10 +147,9 @@ def _add_plan(commands: Any) -> None:
     for name, told in PLAN_OPTIONS.items():
         default = getattr(EngineConfig, name)
         told += "" if default is None else f" (default: {default})"
-        kind = str if isinstance(default, str) or name == "memory" else int
-        options.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told
-        )
+        kind: Any = str if isinstance(default, str) or name == "memory" else int
+        kind = json.loads if name == "speculative_config" else kind
+        options.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=METAVARS[kind], help=told)
 
 
 def _add_verify(commands: Any) -> None:

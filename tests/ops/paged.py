@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from holdfast.ops.attention.heads import Heads
 from holdfast.ops.backend import choose
 from holdfast.ops.places import KVState
 from holdfast.ops.step import Tree
@@ -58,7 +59,7 @@ class Paged:
         keys, values = (torch.cat([empty, *(part[i] for part in fresh)]) for i in range(2))
         step = make_step(self.lanes, tree=tree)
         return choose("reference", exact=exact).attention(
-            self.queries, keys, values, self.pool, self.table, step, SCALE
+            self.queries, keys, values, Heads(SCALE), self.pool, self.table, step
         )
 
     def check(self, out: Tensor, tree: Tree | None = None) -> None:

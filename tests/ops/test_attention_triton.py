@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.ops.attention import reference
+from holdfast.ops.attention.heads import HeadNorms
 from holdfast.ops.norm.reference import rms_norm
 from holdfast.ops.places import KVState, Place
 from holdfast.ops.rope.reference import RotarySpec, rotary_table, rotate
@@ -176,9 +177,7 @@ def prepare(
     queries, keys, values = merged.split((wide, key_heads * dim, key_heads * dim), -1)
     queries = queries.unflatten(-1, (query_heads, -1))[..., :dim]
     keys, values = keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
-    norm = twin.HeadNorm(
-        random(dim, seed=4, dtype=dtype), random(dim, seed=5, dtype=dtype), 1e-5, zero_centred
-    )
+    norm = HeadNorms(random(dim, seed=4, dtype=dtype), random(dim, seed=5, dtype=dtype), 1e-5, zero_centred)
     rotary = None
     if fraction is not None:
         cos, sin = rotary_table(RotarySpec(theta=1e4, fraction=fraction), dim, 64)
@@ -191,11 +190,11 @@ def prepare(
         queries = rms_norm(queries, norm.queries, norm.eps, zero_centred=zero_centred)
         keys = rms_norm(keys, norm.keys, norm.eps, zero_centred=zero_centred)
     if rotary is not None:
-        _, positions = twin.token_places(step, tokens)
+        _, positions = step.places_of(tokens)
         turns = [part[positions] for part in rotary]
         queries, keys = rotate(queries, *turns), rotate(keys, *turns)
     reference.write_kv(keys, values, expected, table, step)
-    rows, _ = twin.token_places(step, tokens)
+    rows, _ = step.places_of(tokens)
     agree(out, queries.masked_fill((rows == 0)[:, None, None], torch.nan), dtype)
     agree(found.keys, expected.keys, dtype)
     assert same_bits(found.values, expected.values)
@@ -217,7 +216,7 @@ def test_queries_and_keys_are_normed_and_turned_on_their_way(options: dict[str, 
 
 def test_tokens_beyond_the_last_lane_are_padding() -> None:
     step = make_step([Lane(3, 2, 5), Lane(0, 1), Lane(2, 1, 9)])
-    rows, positions = twin.token_places(step, 6)
+    rows, positions = step.places_of(6)
     assert rows.tolist() == [3, 3, 0, 2, 0, 0]
     assert positions[rows > 0].tolist() == [5, 6, 9]
 
@@ -272,3 +271,12 @@ def test_the_watch_is_told_what_the_reference_tells() -> None:
         for name, value in vars(a).items():
             other = getattr(b, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
+
+
+def test_contexts_are_split_as_far_as_that_occupies_the_device() -> None:
+    wanted = 4 * 132
+    assert twin.split_count(1, longest=1 << 17, wanted=wanted) == twin.MOST_SPLITS
+    assert twin.split_count(64, longest=1 << 17, wanted=wanted) == 8
+    assert twin.split_count(64, longest=2 * twin.LEAST_SPLIT + 1, wanted=wanted) == 3
+    assert twin.split_count(512, longest=1 << 17, wanted=wanted) == 1
+    assert twin.split_count(4096, longest=1 << 17, wanted=wanted) == 1

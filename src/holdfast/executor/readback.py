@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
+from ..ops.acceptance.reference import Verified
 from ..plan import Grant, RowResult, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
@@ -36,9 +38,23 @@ class Fetch:
         return self._host
 
 
-def report(committed: Committed, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """All that a step tells of its lanes, [4, lanes], and the tokens that it chose."""
-    return torch.stack((committed.position, committed.base, committed.used, committed.missed)), chosen
+def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
+    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, and what was chosen."""
+    lanes = (committed.position, committed.base, committed.used, committed.missed)
+    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a lane: which of the step's choices it keeps, from .. to, and how many drafts there were to accept."""
+
+    begin: int = 0
+    end: int = 0
+    proposed: int = 0
+
+    @property
+    def chosen(self) -> slice:
+        return slice(self.begin, self.end)
 
 
 @dataclass(frozen=True)
@@ -55,11 +71,13 @@ class InFlight:
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        lanes, chosen = self.report.wait()
-        position, base, used, missed = lanes.tolist()
-        tokens = {
-            lane: int(chosen[at]) for lane, at in zip(self.lanes.choosers, self.lanes.places, strict=True)
-        }
+        lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
+        [told] = self.report.wait()
+        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
+        position, base, used, missed, accepted, proposed, tokens = (
+            part.tolist() for part in told.split_with_sizes(sizes)
+        )
+        outcomes = self._outcomes([accepted, proposed])
         logprobs = self._logprobs()
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
@@ -69,10 +87,12 @@ class InFlight:
                     row=work.row,
                     generation=work.generation,
                     position=position[lane],
-                    tokens=(tokens[lane],) if lane in tokens else (),
-                    logprobs=logprobs.get(lane, ()),
+                    tokens=tuple(tokens[outcomes[lane].chosen]),
+                    logprobs=self._best(logprobs[outcomes[lane].chosen], lane),
                     prompt_logprobs=prompt_logprobs.get(lane, ()),
                     base=base[lane],
+                    window=work.window,
+                    proposed=outcomes[lane].proposed,
                 )
                 for lane, work in enumerate(self.lanes.work)
             ),
@@ -82,12 +102,26 @@ class InFlight:
             findings=self.inspection.findings() if self.inspection else (),
         )
 
-    def _logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:
-        if self.chosen.logprobs is None:
-            return {}
-        scored, wanted = self.chosen.logprobs.read(), self.chosen.wanted
-        at = dict(zip(self.lanes.choosers, self.lanes.places, strict=True))
-        return {lane: (scored[at[lane]].best(count),) for lane, count in wanted.items()}
+    def _outcomes(self, verified: list[list[int]]) -> dict[int, Outcome]:
+        """By lane; nothing was chosen for one that is absent."""
+        choices, (accepted, proposed) = self.lanes.choices, verified
+        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
+        return defaultdict(
+            Outcome,
+            {
+                lane: Outcome(begin, begin + accepted[i] + 1, proposed[i])
+                for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True)
+            },
+        )
+
+    def _logprobs(self) -> list[TokenLogprob]:
+        """Of all choices, if anybody asks for some."""
+        return [] if self.chosen.logprobs is None else self.chosen.logprobs.read()
+
+    def _best(self, logprobs: list[TokenLogprob], lane: int) -> tuple[TokenLogprob, ...]:
+        if (wanted := self.chosen.wanted.get(lane)) is None:
+            return ()
+        return tuple(logprob.best(wanted) for logprob in logprobs)
 
     def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
         return tuple(

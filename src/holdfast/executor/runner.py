@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,54 +15,119 @@ from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
 from ..memory.state_pool import Committed, StatePool
-from ..models.base import CausalLM
+from ..ops.acceptance.reference import Verified
 from ..plan import Grant, StepPlan
-from .inputs import Inputs, Lanes
+from ..progress import Progress
+from ..spec.ensemble import Ensemble
+from .graphs import Graphs
+from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, report
 from .recomputation import Recomputation
-from .sampler import Chosen, Sampler
+from .sampler import Chosen, Needs, Sampler
+from .speculation import Drafted, Speculation
 from .tables import RowTables
 
 
+@dataclass(frozen=True)
+class Passed:
+    batch: Batch
+    hidden: Tensor
+    logits: Tensor
+    """[S, vocab], for `lanes.choices`"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    chosen: Chosen
+    drafted: Drafted | None
+    report: Tensor
+
+
 class Runner:
+    """shapes: those of uniform steps, which `record` records."""
+
     def __init__(
-        self, model: CausalLM, limits: Limits, device: torch.device, *, sanitizer: str = "off"
+        self,
+        ensemble: Ensemble,
+        limits: Limits,
+        device: torch.device,
+        *,
+        sanitizer: str = "off",
+        shapes: Sequence[Shape] = (),
     ) -> None:
-        self.model = model
-        self.state = StatePool(model.state_specs(), limits, device)
-        self.kv = KVPool(model.kv_specs(), limits, device)
+        self.ensemble, self.model = ensemble, ensemble.model
+        self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
+        self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
-        self.inputs = Inputs(limits, device)
-        self.sampler = Sampler(model.ops, self.tables, self.inputs.adjusted)
+        self.shapes, self.graphs = shapes, Graphs()
+        self.inputs = Inputs(limits, device, shapes)
+        self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
+        self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
-        self.prompt_scorer = PromptScorer(model, self.tables, self.inputs.scored, block)
+        self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
         full = sanitizer == "full"
         self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
-        self.recomputation = Recomputation(model, limits, self.state, self.kv, self.tables) if full else None
+        self.recomputation = None
+        if full:
+            self.recomputation = Recomputation(ensemble, limits, self.state, self.kv, self.tables)
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
+        with Progress(
+            "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
+        ) as bar:
+            for shape in sorted(self.shapes, key=lambda s: s.lanes * s.window, reverse=True):
+                self._record(shape)
+                bar.advance()
+
+    def _record(self, shape: Shape) -> None:
+        lanes, greedy = self.inputs.padding(shape), Needs()
+        self.graphs.record(("pass", shape), lambda: self._pass(lanes))
+        passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
+        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
         launched = time.perf_counter()
         self._apply(plan)
         lanes = self.inputs.fill(plan)
-        batch = self._batch(lanes)
-        hidden = self.model(batch)
-        chosen = self._choose(hidden, batch, lanes)
-        prompt_scores = self.prompt_scorer.score(hidden, batch, lanes)
-        committed = self.state.commit(step=batch.step, accepted=batch.step.counts)
-        inspection = self._inspect(batch, lanes, chosen, committed, plan.step)
+        needs = self.sampler.needs(lanes)
+        passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
+        prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
+        ended = self.graphs.run(
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step)
+        )
+        inspection = self._inspect(lanes, ended.drafted, plan.step)
         return InFlight(
             plan=plan,
             lanes=lanes,
-            report=Fetch(*report(committed, chosen.tokens)),
-            chosen=chosen,
+            report=Fetch(ended.report),
+            chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
             launched=launched,
             inspection=inspection,
         )
+
+    def _pass(self, lanes: Lanes) -> Passed:
+        """All tokens through the model."""
+        batch = self._batch(lanes)
+        hidden = self.ensemble(batch)
+        return Passed(batch, hidden, self.model.logits(hidden[lanes.choices.after]))
+
+    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+        """From logits to tokens; cursors move; what comes next is guessed."""
+        batch, after = passed.batch, lanes.choices.after
+        rows, position = lanes.rows[lanes.lane[after]], batch.positions[after] + 1
+        chosen = self.sampler.choose(passed.logits, rows, position, lanes, needs)
+        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
+        committed = self.state.commit(step=batch.step, accepted=verified.certain)
+        self._settle(batch, lanes, chosen, verified, committed, number)
+        drafted = self.speculation.propose(committed, lanes, self.sampler, needs, self.state, self.kv)
+        return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
 
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
@@ -86,41 +153,50 @@ class Runner:
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
         )
-        positions = step.position[lanes.lane] + lanes.offset
-        tokens = self.tables.tokens[lanes.rows[lanes.lane], positions]
+        rows, positions, tokens = self.model.ops.absorbed(
+            self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
+        )
+        step = replace(step, token_places=(rows, positions))
         return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
 
-    def _choose(self, hidden: Tensor, batch: Batch, lanes: Lanes) -> Chosen:
-        """The next token of every lane that asks for one, written where the next step will read it."""
-        rows = lanes.rows[lanes.sampled]
-        position = (batch.step.position + batch.step.counts)[lanes.sampled]
-        last = (lanes.offsets[:-1] + batch.step.counts - 1)[lanes.sampled]
-        chosen = self.sampler.choose(self.model.logits(hidden[last]), rows, position, lanes)
-        self.tables.tokens[lanes.tell, position] = chosen.tokens
-        return chosen
-
-    def _inspect(
-        self, batch: Batch, lanes: Lanes, chosen: Chosen, committed: Committed, step: int
-    ) -> Inspection | None:
+    def _settle(
+        self,
+        batch: Batch,
+        lanes: Lanes,
+        chosen: Chosen,
+        verified: Verified,
+        committed: Committed,
+        step: int,
+    ) -> None:
         if self.sanitizer is None:
-            return None
-        recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
-        return self.sanitizer.settle(
+            return
+        choices = lanes.choices
+        chose = list(choices.choosers) if lanes.uniform else slice(None)
+        self.sanitizer.settle(
             Done(
                 number=step,
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
                 positions=batch.positions,
-                choosers=lanes.choosers,
-                chosen=chosen.tokens,
+                choosers=choices.choosers,
+                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
+                accepted=verified.accepted[chose],
                 granted={
                     lane: grant
                     for lane, work in enumerate(lanes.work)
-                    if (grant := self._grants.get(work.row)) and grant.line > work.position - self.state.grid
+                    if (grant := self._grants.get(work.row))
+                    and grant.line > work.position - work.uncertain - self.state.grid
                 },
                 used=committed.used,
                 exports=lanes.exports,
-            ),
-            () if recomputed is None else (recomputed,),
+            )
         )
+
+    def _inspect(self, lanes: Lanes, drafted: Drafted | None, step: int) -> Inspection | None:
+        if self.sanitizer is None:
+            return None
+        if drafted is not None:
+            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+        recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
+        return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -6,12 +6,14 @@ step needs does not happen: if all are greedy, there is an argmax and nothing el
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..ids import Row
 from ..ops.backend import Ops
+from ..ops.sampling.reference import SamplingRows
 from ..plan import RowStart
 from ..request import SamplingParams
 from .inputs import Buffer, Lanes
@@ -22,10 +24,25 @@ from .tables import RowTables
 @dataclass(frozen=True)
 class Chosen:
     tokens: Tensor
-    """[S], for `lanes.sampled`"""
+    """[S], for `lanes.choices`"""
     logprobs: Logprobs | None
     wanted: dict[int, int]
     """Alternatives asked for, by lane; a lane that is absent wants no log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the lanes that choose ask for together. What nobody needs does not happen."""
+
+    draws: bool = False
+    truncates: bool = False
+    adjusts: bool = False
+    logprobs: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Nothing whose shape depends on the requests."""
+        return not (self.adjusts or self.logprobs)
 
 
 class Sampler:
@@ -38,24 +55,49 @@ class Sampler:
     def start(self, starts: tuple[RowStart, ...]) -> None:
         self._params.update((start.row, start.params) for start in starts)
 
-    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Chosen:
-        """Of logits [S, vocab] for `lanes.sampled`, whose tokens will stand at `position`."""
-        params = [self._params[lanes.work[lane].row] for lane in lanes.choosers]
-        sampling = self._tables.sampling(
-            rows, position, draws=any(p.draws for p in params), truncates=any(p.truncates for p in params)
+    def needs(self, lanes: Lanes) -> Needs:
+        params = self._params_of(lanes)
+        return Needs(
+            draws=any(p.draws for p in params),
+            truncates=any(p.truncates for p in params),
+            adjusts=any(p.adjusts for p in params),
+            logprobs=any(p.logprobs is not None for p in params),
         )
-        tokens = self._ops.sample(self._adjust(logits, rows, position, lanes), sampling)
-        asked = zip(lanes.choosers, (p.logprobs for p in params), strict=True)
+
+    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
+        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
+        adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
+        tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+        if not needs.logprobs:
+            return Chosen(tokens, None, {})
+        asked = zip(lanes.choices.choosers, (p.logprobs for p in self._params_of(lanes)), strict=True)
         wanted = {lane: count for lane, count in asked if count is not None}
-        logprobs = score(self._ops, logits, tokens, max(wanted.values())) if wanted else None
-        return Chosen(tokens, logprobs, wanted)
+        return Chosen(tokens, score(self._ops, logits, tokens, max(wanted.values())), wanted)
+
+    def guesser(self, rows: Tensor, needs: Needs) -> Callable[[Tensor, Tensor], Tensor]:
+        """How a drafter chooses for the lanes that chose: from logits [C, vocab] and positions [C], with the noise
+        of those positions. Penalties and biases are left to the verification."""
+
+        def guess(logits: Tensor, position: Tensor) -> Tensor:
+            return self._ops.sample(logits, self._sampling(rows, position, needs))
+
+        return guess
+
+    def _params_of(self, lanes: Lanes) -> list[SamplingParams]:
+        return [self._params[lanes.work[lane].row] for lane in lanes.choices.choosers]
+
+    def _sampling(self, rows: Tensor, position: Tensor, needs: Needs) -> SamplingRows:
+        return self._tables.sampling(rows, position, draws=needs.draws, truncates=needs.truncates)
 
     def _adjust(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Tensor:
-        """A copy in which the rows that ask for it are adjusted; the logits themselves if none does."""
-        choosing = zip(lanes.places, (lanes.work[lane] for lane in lanes.choosers), strict=True)
-        asking = {place: work for place, work in choosing if self._params[work.row].adjusts}
-        if not asking:
-            return logits
+        """A copy in which the rows that ask for it are adjusted."""
+        choosing = zip(lanes.choices.begins, (lanes.work[i] for i in lanes.choices.choosers), strict=True)
+        asking = {
+            begin + place: work
+            for begin, work in choosing
+            if self._params[work.row].adjusts
+            for place in range(work.window.most_chosen)
+        }
         places = self._adjusted.fill(list(asking), lanes.turn)
         lengths = (w.position + w.tokens for w in asking.values() if self._params[w.row].penalises)
         adjustments = self._tables.adjustments(

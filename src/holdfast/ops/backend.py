@@ -11,8 +11,11 @@ from torch.nn import functional as F
 
 from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
+from .acceptance import reference as acceptance
 from .attention import reference as attention
+from .attention.heads import Heads
 from .causal_conv import reference as causal_conv
+from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .kda import reference as kda
@@ -48,6 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
+    recordable = False
+    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
@@ -144,6 +149,34 @@ class Ops:
 
         return moe.mix(x, experts, weights, len(up), expert)
 
+    # where rows stand
+
+    def begin(
+        self, at: cursors.Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int
+    ) -> cursors.Standing:
+        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
+
+    def commit(
+        self, at: cursors.Cursors, rows: Tensor, stood: cursors.Standing, accepted: Tensor
+    ) -> cursors.Committed:
+        return cursors.commit(at, rows, stood, accepted)
+
+    def accept(
+        self,
+        drafts: acceptance.Drafts,
+        chosen: Tensor,
+        table: Tensor,
+        made: Tensor,
+        position: Tensor,
+        counts: Tensor,
+    ) -> acceptance.Verified:
+        return acceptance.accept(drafts, chosen, table, made, position, counts)
+
+    def absorbed(
+        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return cursors.absorbed(table, rows, counts, position, lane, offset)
+
     # over lanes, with what they keep
 
     def attention(
@@ -151,11 +184,20 @@ class Ops:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
+        heads: Heads,
         pool: KVState,
         pages: Tensor,
         step: StateStep,
-        scale: float,
     ) -> Tensor:
+        """Queries [tokens, QH, D], keys and values [tokens, KH, ..] as projected; `heads`: what becomes of them."""
+        scale = heads.scale
+        if (norms := heads.norms) is not None:
+            queries = self.rms_norm(queries, norms.queries, norms.eps, zero_centred=norms.zero_centred)
+            keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
+        if (turn := heads.turn) is not None:
+            _, at = step.places_of(len(queries))
+            cos, sin = step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))
+            queries, keys = self.rotate(queries, cos, sin), self.rotate(keys, cos, sin)
         attention.write_kv(keys, values, pool, pages, step)
         return attention.paged_attention(queries, pool, pages, step, scale, exact=self.exact)
 
@@ -281,6 +323,9 @@ class Ops:
         return sampling.sample(logits, rows)
 
 
+REFERENCE = Ops()
+
+
 class ExactOps(Ops):
     """The reference, one tile configuration per operation: a token's bits depend on its own past alone."""
 
@@ -359,8 +404,20 @@ def _undivided(op: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 def choose(name: str, *, exact: bool) -> Ops:
     if name not in BACKENDS:
         return _from_outside(name, exact=exact)
+    if name == "triton":
+        return _triton(exact=exact)
     kind = ExactOps if exact else Ops
     return kind(name, _swapped(TEMPORAL_AXES) if name == "reference_kv" else TEMPORAL_AXES)
+
+
+def _triton(*, exact: bool) -> Ops:
+    if exact:
+        raise ConfigError("backend='triton' has no exact mode yet; use backend='reference'")
+    try:
+        from .triton_backend import TritonOps
+    except ImportError as error:
+        raise ConfigError(f"backend='triton' needs the triton package: {error}") from error
+    return TritonOps()
 
 
 def _from_outside(name: str, *, exact: bool) -> Ops:

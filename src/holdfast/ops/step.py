@@ -75,7 +75,16 @@ class StateStep:
     tree: Tree | None = None
     window_tokens: int | None = None
     """Of the flat batch, those that belong to windows; None: to be asked of the device."""
+    ahead: int = 0
+    """Tokens beyond the cursor, of a step that only looks there: nothing folds then, so journals are longer."""
+    token_places: tuple[Tensor, Tensor] | None = None
+    """Of each token of the flat batch: its row, 0 if there is none, and its position; None: to be computed."""
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def most_held(self) -> int:
+        """No window finds more entries in its journal, once it has folded."""
+        return self.grid - 1 if not self.ahead else 2 * self.grid + self.ahead
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Index arithmetic that every layer needs, done for the first."""
@@ -108,13 +117,23 @@ class StateStep:
         return int(self.offsets[self.num_windows]) if self.window_tokens is None else self.window_tokens
 
     def lane_of(self, tokens: int) -> Tensor:
-        """[tokens]: whose each is."""
+        """[tokens]: whose each token of the flat batch is."""
 
         def find() -> Tensor:
             token = torch.arange(tokens, device=self.offsets.device)
-            return torch.searchsorted(self.offsets[1:], token, right=True)
+            return torch.searchsorted(self.offsets[1:], token, right=True).clamp_(max=len(self.rows) - 1)
 
         return self.once("lane of", find)
+
+    def places_of(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """[tokens] each: the row of every token of the flat batch, 0 if there is none there; and its position."""
+
+        def find() -> tuple[Tensor, Tensor]:
+            lane = self.lane_of(tokens)
+            offset = torch.arange(tokens, device=self.offsets.device) - self.offsets[lane]
+            return self.rows[lane] * (offset < self.counts[lane]), self.position[lane] + offset
+
+        return self.token_places or self.once("places of", find)
 
     @property
     def export_table(self) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..places import KVState
 from ..step import StateStep
 from . import kernels
+from .heads import HeadNorms
 from .reference import contexts, kv_places
 
 LEAST = 16
@@ -25,20 +26,12 @@ LEAST = 16
 LEAST_SPLIT = 256
 """Tokens of context below which another program costs more than it saves; whole tiles of any size."""
 MOST_SPLITS = 64
-PROGRAMS_PER_SM = 4
-"""So many hide one another's waits."""
+WINDOWS_PER_SM = 4
+"""Programs that hide one another's waits for keys and values."""
+RUNS_PER_SM = 1
+"""Programs that leave the matrix units no pause."""
 STORED_AT_ONCE = 1024
 """Elements of a program that stores."""
-
-
-@dataclass(frozen=True)
-class HeadNorm:
-    """A root-mean-square norm of every query and key head."""
-
-    queries: Tensor
-    keys: Tensor
-    eps: float
-    zero_centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,15 +45,15 @@ class Tiles:
 
 
 WINDOW_TILES = {
-    64: Tiles(64, 128, warps=4, stages=5),
-    128: Tiles(64, 64, warps=4, stages=5),
-    256: Tiles(64, 32, warps=4, stages=5),
-    512: Tiles(32, 32, warps=8, stages=5),
+    64: Tiles(64, 128, warps=4, stages=3),
+    128: Tiles(64, 64, warps=4, stages=3),
+    256: Tiles(64, 32, warps=4, stages=3),
+    512: Tiles(32, 32, warps=8, stages=3),
 }
 """By the padded width of a head, for two bytes an element. `rows` is the most; a window takes what it needs.
 
-A tile's pages must be known before its keys are asked for, which takes every other stage: of five, two tiles are on
-their way, 64 KiB, and three programs fit on an SM. 16 x 128 x 64 takes 110 registers, 16 x 32 x 256 takes 128."""
+A tile's pages must be known before its keys are asked for, which takes a stage. So of three one tile is on its way,
+32 KiB, while another is worked on; with at most 128 registers four programs fit on an SM."""
 
 RUN_TILES = {
     64: Tiles(128, 64, warps=4, stages=3),
@@ -68,7 +61,7 @@ RUN_TILES = {
     256: Tiles(128, 32, warps=8, stages=2),
     512: Tiles(64, 32, warps=8, stages=2),
 }
-"""Registers: 234, 185, 254, 255."""
+"""Within 255 registers, but for latents, which spill a little."""
 
 
 def prepare(
@@ -79,7 +72,7 @@ def prepare(
     pages: Tensor,
     step: StateStep,
     *,
-    norm: HeadNorm | None = None,
+    norm: HeadNorms | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -130,11 +123,6 @@ def paged_attention(
     return out
 
 
-def token_places(step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
-    """[tokens] each: the row of every token of the flat batch, 0 beyond the last lane's; and its position."""
-    return step.once(("token places", tokens), lambda: _token_places(step, tokens))
-
-
 def run_work(step: StateStep, tokens: int, size: int) -> Tensor:
     """[2, programs]: lane and first token of every `size` tokens of a run; the last first, as they see most.
 
@@ -143,10 +131,10 @@ def run_work(step: StateStep, tokens: int, size: int) -> Tensor:
     return step.once(("run work", tokens, size), lambda: _run_work(step, tokens, size))
 
 
-def split_count(programs: int, longest: int, device: torch.device) -> int:
-    """Into how many parts to cut a context of at most `longest` tokens that each of `programs` reads."""
-    wanted = triton.cdiv(PROGRAMS_PER_SM * _processors(device), max(programs, 1))
-    return max(1, min(wanted, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
+def split_count(programs: int, longest: int, wanted: int) -> int:
+    """Into how many parts to cut contexts of at most `longest` tokens, each read by one of `programs`, to have as
+    many as are wanted."""
+    return max(1, min(wanted // programs, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
 
 
 @dataclass(frozen=True)
@@ -237,7 +225,8 @@ def _attend(
     queries, out, pool, pages, step, shape = (
         call.queries, call.out, call.pool, call.pages, call.step, call.shape,
     )  # fmt: skip
-    splits = call.splits or split_count(programs * shape.heads, shape.longest, queries.device)
+    wanted = _processors(queries.device) * (WINDOWS_PER_SM if work is None else RUNS_PER_SM)
+    splits = call.splits or split_count(programs * shape.heads, shape.longest, wanted)
     partial = lse = out  # not written if there is one split
     if splits > 1:
         parts = (programs, shape.heads, splits, tiles.rows)
@@ -254,7 +243,6 @@ def _attend(
         "BM": tiles.rows,
         "BN": tiles.context,
         "BLOCKS": blocks,
-        "SPLITS": splits,
         "LEAST": max(LEAST_SPLIT, tiles.context),
         "RUNS": work is not None,
     }
@@ -280,6 +268,7 @@ def _attend(
         PAGE=shape.page,
         BD=widths["BD"],
         BR=widths["BR"],
+        SPLIT=splits > 1,
         TREE=tree is not None,
         LATENT=shape.latent,
         num_warps=tiles.warps,
@@ -288,7 +277,7 @@ def _attend(
     if splits > 1:
         tokens = min(tiles.rows // shape.group, step.longest_window if work is None else tiles.rows)
         joined = (tokens * shape.group, shape.heads, programs)
-        kernels.join[joined](partial, lse, out, listed, *cursors, **cut, SOME=8, num_warps=2)
+        kernels.join[joined](partial, lse, out, listed, *cursors, splits, **cut, SOME=8, num_warps=2)
 
 
 def _store(
@@ -299,7 +288,7 @@ def _store(
     pool: KVState,
     pages: Tensor,
     step: StateStep,
-    norm: HeadNorm | None,
+    norm: HeadNorms | None,
     rotary: tuple[Tensor, Tensor] | None,
 ) -> None:
     tokens, key_heads, dim = keys.shape
@@ -317,7 +306,7 @@ def _store(
         *pool,
         *((keys, keys) if norm is None else (norm.queries, norm.keys)),
         *((keys, keys) if rotary is None else rotary),
-        *token_places(step, tokens),
+        *step.places_of(tokens),
         pages,
         0.0 if norm is None else norm.eps,
         *queries.stride()[:2],
@@ -339,14 +328,6 @@ def _store(
         BV=padded(value_dim),
         num_warps=4 if block * width > 512 else 2,
     )
-
-
-def _token_places(step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
-    token = torch.arange(tokens, device=step.offsets.device)
-    lane = torch.searchsorted(step.offsets, token, right=True) - 1
-    within = lane < len(step.rows)
-    lane = lane.clamp_(max=len(step.rows) - 1)
-    return step.rows[lane] * within, step.position[lane] + token - step.offsets[lane]
 
 
 def _run_work(step: StateStep, tokens: int, size: int) -> Tensor:

@@ -26,7 +26,7 @@ PART = tl.constexpr(16)
 
 @triton.jit
 def _inverse(system):
-    """(1 + system)^-1, system strictly lower triangular [64, 64]: its diagonal blocks by rows, the rest by products."""
+    """(1 + system)^-1, system strictly lower triangular [64, 64]: diagonal blocks by rows, the rest by products."""
     rows = tl.arange(0, 64)[:, None]
     columns = tl.arange(0, 64)[None, :]
     same = (rows // PART) == (columns // PART)
@@ -172,7 +172,9 @@ def scan(
         w = tl.load(w_in + (mine + nodes[:, None]) * K + channels)
         u = tl.load(u_in + (mine + nodes[:, None]) * V + values[None, :], mask=inside[None, :], other=0.0)
         scores = tl.load(scores_in + (mine + nodes[:, None]) * 64 + nodes[None, :])
-        key = tl.load(qk + ((token * 2 + 1) * H + head)[:, None] * K + channels, mask=alive[:, None], other=0.0)
+        key = tl.load(
+            qk + ((token * 2 + 1) * H + head)[:, None] * K + channels, mask=alive[:, None], other=0.0
+        )
         query = tl.load(qk + (token * 2 * H + head)[:, None] * K + channels, mask=alive[:, None], other=0.0)
         gates = tl.load(log_g + token * HV + value_head, mask=alive, other=0.0)
         following = tl.load(log_g + (token + 1) * HV + value_head, mask=nodes + 1 < size, other=0.0)
@@ -201,9 +203,7 @@ def scan(
         state = state.to(saved.dtype.element_ty).to(tl.float32)
         start += size
         if start == end:
-            tl.store(
-                saved + target * stride + tile, state.to(saved.dtype.element_ty), mask=inside[None, :]
-            )
+            tl.store(saved + target * stride + tile, state.to(saved.dtype.element_ty), mask=inside[None, :])
 
 
 @triton.jit

@@ -1,0 +1,62 @@
+"""Verification and drafting over the rows' tables: drafts are written behind the last token that is certain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..memory.kv_pool import KVPool
+from ..memory.state_pool import Committed, StatePool
+from ..ops.acceptance.reference import Verified
+from ..ops.backend import Ops
+from ..ops.step import StateStep
+from ..spec.drafter import Draft, Drafter, VerifiedStep
+from .inputs import Lanes
+from .sampler import Needs, Sampler
+from .tables import RowTables
+
+
+@dataclass(frozen=True)
+class Drafted:
+    step: VerifiedStep
+    draft: Draft
+
+
+class Speculation:
+    """Without a drafter nothing is drafted, and what is chosen is written all the same."""
+
+    def __init__(self, ops: Ops, tables: RowTables, drafter: Drafter | None) -> None:
+        self.drafter, self._ops = drafter, ops
+        self._tables = tables
+
+    def verify(self, step: StateStep, lanes: Lanes, chosen: Tensor) -> Verified:
+        """Write each lane's bonus where the next step will read it; the drafts before it stand there already."""
+        return self._ops.accept(
+            lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
+        )
+
+    def propose(
+        self, committed: Committed, lanes: Lanes, sampler: Sampler, needs: Needs, state: StatePool, kv: KVPool
+    ) -> Drafted | None:
+        """For all lanes that chose a token."""
+        choices, table = lanes.choices, self._tables.tokens
+        if self.drafter is None or not len(choices.drafts.lane):
+            return None
+        rows, position = choices.drafts.tell, committed.position[choices.drafts.lane]
+        ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
+        step = VerifiedStep(
+            rows=rows,
+            position=position,
+            tokens=table,
+            longest=table.shape[1] - 1 if lanes.uniform else max(ends),
+            choose=sampler.guesser(rows, needs),
+            state=state,
+            kv=kv,
+        )
+        draft = self.drafter.propose(step)
+        places = position[:, None] + 1 + torch.arange(self.drafter.depth, device=rows.device)
+        table[rows[:, None], places] = draft.tokens
+        self._tables.drafts[rows] = draft.count
+        return Drafted(step, draft)

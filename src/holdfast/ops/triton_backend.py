@@ -1,0 +1,199 @@
+"""The Triton kernels as a backend: what is not overridden here, and trees, run as the reference does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .acceptance import triton as acceptance
+from .acceptance.reference import Drafts, Verified
+from .attention import triton as attention
+from .attention.heads import Heads
+from .backend import Ops
+from .causal_conv import triton as causal_conv
+from .cursors import triton as cursors
+from .cursors.reference import Committed, Cursors, Standing
+from .gated_delta import triton as gated_delta
+from .gated_delta import triton_runs as gated_delta_runs
+from .gated_delta.front import DeltaInputs, DeltaWeights
+from .gating import triton as gating
+from .kda import triton as kda
+from .moe import triton as moe
+from .moe.reference import Routing
+from .norm import triton as norm
+from .places import ConvState, KVState, TemporalState
+from .sampling import triton as sampling
+from .sampling.reference import SamplingRows
+from .selective_scan import triton as selective_scan
+from .ssd import triton as ssd
+from .step import StateStep
+from .twins.launch import tell
+
+
+class TritonOps(Ops):
+    recordable = True
+
+    def __init__(self) -> None:
+        orders = {
+            "gated_delta": gated_delta.ORDER,
+            "kda": kda.ORDER,
+            "ssd": ssd.ORDER,
+            "selective_scan": selective_scan.ORDER,
+        }
+        super().__init__("triton", orders)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
+        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
+
+    def add_rms_norm(
+        self, x: Tensor, added: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred, added=added)
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
+    ) -> Tensor:
+        if weight.dim() > 1:  # norms of their own for parts of a row
+            return super().gated_rms_norm(x, gate, weight, eps, gate_first=gate_first)
+        return norm.gated_rms_norm(x, gate, weight, eps, gate_first=gate_first)
+
+    def silu_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return gating.gate_mul(gate, x, silu=True)
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return gating.gate_mul(gate, x, silu=False)
+
+    def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return moe.route(logits, bias, routing)
+
+    def experts(
+        self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
+    ) -> Tensor:
+        return moe.experts(x, experts, weights, up, down, gated=gated)
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        return sampling.sample(logits, rows)
+
+    def begin(self, at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
+        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
+
+    def commit(self, at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
+        return cursors.commit(at, rows, stood, accepted)
+
+    def accept(
+        self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
+    ) -> Verified:
+        return acceptance.accept(drafts, chosen, table, made, position, counts)
+
+    def absorbed(
+        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return cursors.absorbed(table, rows, counts, position, lane, offset)
+
+    def attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        heads: Heads,
+        pool: KVState,
+        pages: Tensor,
+        step: StateStep,
+    ) -> Tensor:
+        turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
+        queries = attention.prepare(queries, keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
+        return attention.paged_attention(queries, pool, pages, step, heads.scale)
+
+    def latent_attention(
+        self,
+        queries: Tensor,
+        latents: Tensor,
+        pool: KVState,
+        pages: Tensor,
+        step: StateStep,
+        scale: float,
+        *,
+        value_dim: int,
+    ) -> Tensor:
+        attention.write_kv(latents[:, None], latents[:, None, :0], pool, pages, step)
+        return attention.paged_attention(queries, pool, pages, step, scale, value_dim=value_dim)
+
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().causal_conv(x, weight, bias, pool, step)
+        return causal_conv.causal_conv(x, weight, bias, pool, step)
+
+    def short_conv(
+        self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().short_conv(gated, weight, bias, pool, step)
+        return causal_conv.short_conv(gated, weight, bias, pool, step)
+
+    def delta_net(
+        self,
+        inputs: DeltaInputs,
+        weights: DeltaWeights,
+        conv: ConvState,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        value_heads, key_dim, value_dim = pool.saved.shape[1:]
+        if step.tree is not None or not _is_power_of_two(key_dim):
+            return super().delta_net(inputs, weights, conv, pool, step)
+        tell(pool, step, len(inputs.qkv))
+        qk, v, log_g, beta = causal_conv.delta_front(
+            inputs, weights, conv, step, key_dim=key_dim, values=value_heads * value_dim
+        )
+        v = v.unflatten(-1, (value_heads, value_dim))
+        out, scale = torch.empty_like(v), key_dim**-0.5
+        if step.num_windows:
+            gated_delta.windows(qk, v, log_g, beta, pool, step, out, scale=scale)
+        if len(step.rows) > step.num_windows:
+            gated_delta_runs.runs(qk, v, log_g, beta, pool, step, out, scale=scale)
+        return out
+
+    def kda(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_g: Tensor,
+        beta: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().kda(q, k, v, log_g, beta, pool, step)
+        return kda.advance(q, k, v, log_g, beta, pool, step, _out(v))
+
+    def ssd(
+        self,
+        x: Tensor,
+        b: Tensor,
+        c: Tensor,
+        dt: Tensor,
+        log_decay: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().ssd(x, b, c, dt, log_decay, pool, step)
+        return ssd.advance(x, b, c, dt, log_decay, pool, step, _out(x))
+
+    def selective_scan(
+        self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a: Tensor, pool: TemporalState, step: StateStep
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().selective_scan(x, b, c, dt, a, pool, step)
+        return selective_scan.advance(x, b, c, dt, a, pool, step, _out(x))
+
+
+def _out(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=torch.float32, device=like.device)
+
+
+def _is_power_of_two(size: int) -> bool:
+    return size >= gated_delta.LEAST and not size & (size - 1)
