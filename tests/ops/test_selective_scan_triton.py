@@ -20,13 +20,14 @@ everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
 
 
 def draw(channels: int, states: int, count: int, seed: int, decay: str) -> dict[str, Tensor]:
-    """Time steps such that what decays at rate -1 does so by as much as `decay` says."""
+    """Time steps such that what decays at rate -1 does so by as much as `decay` says; it writes about 1."""
     generator = seeded(seed)
+    dt = -decays((count, channels), decay, generator)
     return {
-        "x": torch.randn(count, channels, generator=generator),
+        "x": torch.randn(count, channels, generator=generator) / dt.clamp(min=1e-4),
         "b": torch.randn(count, states, generator=generator),
         "c": torch.randn(count, states, generator=generator),
-        "dt": -decays((count, channels), decay, generator),
+        "dt": dt,
     }
 
 
@@ -79,7 +80,7 @@ def test_runs_equal_the_reference() -> None:
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:
-    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="weak")
 
 
 @everywhere

@@ -118,8 +118,8 @@ def compare(
     exports: Sequence[tuple[int, int]] = (),
     grid: int = GRID,
 ) -> None:
-    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the noise
-    of float32, and far less than one rounding that is missing."""
+    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the
+    noise of float32, and far less than one rounding that is missing."""
     step = make_step(
         lanes,
         write_slots=[lane.slot + BESIDE for lane in lanes],
