@@ -10,6 +10,7 @@ import torch
 from .blueprint import Blueprint
 from .cache import CacheManager
 from .config import EngineConfig
+from .executor.inputs import uniform_shapes
 from .executor.readback import InFlight
 from .executor.runner import Runner
 from .memory.capacity import CapacityPlan
@@ -102,7 +103,10 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer)
+    recorded = device.type == "cuda" and not config.eager and config.sanitizer == "off"
+    shapes = uniform_shapes(capacity.limits) if recorded and ensemble.model.ops.recordable else ()
+    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer, shapes=shapes)
+    runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     scheduler = Scheduler(capacity.limits, cache)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)
