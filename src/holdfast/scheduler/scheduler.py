@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, run_reaches
@@ -106,6 +106,10 @@ class Scheduler:
 
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
+
+    def speculation_stats(self) -> Acceptance:
+        """As it is now."""
+        return replace(self.speculation, accepted_at=list(self.speculation.accepted_at))
 
     def reset_cache(self) -> None:
         """No later request resumes from what was computed so far."""
