@@ -77,7 +77,7 @@ def test_runs_round_where_the_chunk_form_does() -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("shape", [(4, 2, 6, 4), (3, 3, 16, 16), (6, 2, 40, 20)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 6, 4), (3, 3, 16, 16), (6, 2, 40, 20), (1, 1, 4, 130)], ids=str)
 def test_every_shape(shape: tuple[int, int, int, int]) -> None:
     for window in (1, 4):
         compare(twin(*shape), windows_at(window, window), seed=window, decay="mild")
