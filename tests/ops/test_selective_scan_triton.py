@@ -11,7 +11,18 @@ from torch import Tensor
 from holdfast.ops.selective_scan.reference import SelectiveScan
 
 from .steps import GRID, Lane, seeded
-from .twins import BLOCKS, DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import (
+    BLOCKS,
+    DEVICE,
+    EXPORTED,
+    NARROW,
+    RUNS,
+    Twin,
+    assert_nothing_waited_for,
+    compare,
+    decays,
+    windows_at,
+)
 
 pytest.importorskip("triton")
 from holdfast.ops.selective_scan import triton as selective_scan
@@ -97,3 +108,8 @@ def test_every_decay(decay: str) -> None:
     for window in (1, 2, 4):
         compare(SMALL, windows_at(window, window), seed=window, decay=decay)
     compare(SMALL, BLOCKS, seed=9, decay=decay)
+
+
+@pytest.mark.gpu
+def test_nothing_is_waited_for() -> None:
+    assert_nothing_waited_for(SMALL, RUNS, EXPORTED)
