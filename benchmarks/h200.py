@@ -185,7 +185,7 @@ def measure(name: str, args: argparse.Namespace, copy: float, matmul: float) -> 
         if not args.unchecked:
             eager = make_llm(directory, args, eager=True)
             for row in found:
-                expected = timed(eager, row["given"], CHECKED)[1]
+                expected = [line[:CHECKED] for line in timed(eager, row["given"], args.out)[1]]
                 row["equal"] = sum(a == b for a, b in zip(expected, row["tokens"], strict=True))
                 print(
                     f"{name}, batch {row['batch']}: {row['equal']} equal to the engine that records nothing"

@@ -383,15 +383,15 @@ def front_token(
             end, slot, target, count, qkv_stride, C, W, RING,
         )  # fmt: skip
         if count > 0:
-            query, key = _unit(query, eps, kind), _unit(key, eps, kind)
-            tl.store(qk_out + (token * 2 * H + role) * K + channels, query)
-            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, key)
+            probe, written = _unit(query, eps, kind), _unit(key, eps, kind)
+            tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
+            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, written)
             ring = journal_k + (row * CAP * H + role) * K
             filled = places < (at - end).to(tl.int32)
             old = tl.load(
                 ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
             ).to(tl.float32)
-            tl.store(ring + (at % CAP) * (H * K) + channels, key)
+            tl.store(ring + (at % CAP) * (H * K) + channels, written)
             for member in tl.static_range(GROUP):
                 value_head = role * GROUP + member
                 raw = tl.load(a + token * a_stride + value_head).to(tl.float32) + tl.load(
@@ -401,7 +401,7 @@ def front_token(
                 own = -tl.exp(tl.load(a_log + value_head)) * soft
                 strength = beta_scale * tl.sigmoid(tl.load(b + token * b_stride + value_head).to(tl.float32))
                 _coefficients_one(
-                    key, query, old, own, strength, row, lane, value_head, at, end, scale,
+                    written, probe, old, own, strength, row, lane, value_head, at, end, scale,
                     journal_g, old_out, mix_out, HV, JP, CAP,
                 )  # fmt: skip
 

@@ -40,7 +40,8 @@ class FoldTiles:
 FOLD = FoldTiles(values=32, lanes=8, warps=2)
 DEFAULT_TILES = Tiles(values=32, warps=1)
 FEW_LANES = 32
-"""Those that fold do so in the one launch."""
+"""Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
+FEW_TILES = Tiles(values=16, warps=1)
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,13 @@ def _main_one(
     cursors = (step.rows, step.counts, step.offsets, step.position)
     slots = (step.base, step.end_base, step.read_slot, step.write_slot)
     arguments = (*_absorbed(qk, v, out, pool), scratch.old, scratch.mix, *cursors, *slots, lanes, v.stride(0))
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     if lanes <= FEW_LANES:
-        kernels.main_one[blocks](*arguments, **shape, BV=tiles.values, LANES=-1, num_warps=tiles.warps)
+        blocks = (triton.cdiv(value_dim, FEW_TILES.values), value_heads, lanes)
+        kernels.main_one[blocks](
+            *arguments, **shape, BV=FEW_TILES.values, LANES=-1, num_warps=FEW_TILES.warps
+        )
         return
+    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     with beside(v.device):
         folds = (triton.cdiv(value_dim, FOLD.values), value_heads, triton.cdiv(lanes, FOLD.lanes))
         kernels.main_one[folds](*arguments, **shape, BV=FOLD.values, LANES=FOLD.lanes, num_warps=FOLD.warps)
