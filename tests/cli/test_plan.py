@@ -93,7 +93,7 @@ def test_no_such_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_speculation_must_be_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["plan", str(tmp_path), "--speculative-config", "{ngram}"])
+        cli.main(["plan", str(tmp_path), "--speculative-config", "{ngram}"])
     assert ended.value.code == 2 and "'{ngram}' is not JSON" in capsys.readouterr().err
 
 
