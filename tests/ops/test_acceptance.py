@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from holdfast.spec.verify import count_accepted
 from torch import Tensor
 
 from holdfast.ops.acceptance.reference import count_accepted
