@@ -38,7 +38,15 @@ PLAN_OPTIONS = {
     "sanitizer": f"of state: {', '.join(SANITIZERS)}",
 }
 
-METAVARS = {str: "STR", int: "INT", json.loads: "JSON"}
+
+def as_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+
+
+METAVARS = {str: "STR", int: "INT", as_json: "JSON"}
 
 CHAT_HELP = """\
 Talk to a model. The answer appears as it is made.
@@ -148,7 +156,7 @@ def _add_plan(commands: Any) -> None:
         default = getattr(EngineConfig, name)
         told += "" if default is None else f" (default: {default})"
         kind: Any = str if isinstance(default, str) or name == "memory" else int
-        kind = json.loads if name == "speculative_config" else kind
+        kind = as_json if name == "speculative_config" else kind
         options.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=METAVARS[kind], help=told)
 
 

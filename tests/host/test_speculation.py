@@ -87,6 +87,18 @@ def test_a_budget_is_for_drafts_too(budget: int, drafts: int) -> None:
     assert work.window == Window(drafts)
 
 
+@pytest.mark.parametrize(
+    ("budget", "drafts"), [(12, [3, 3, 3]), (8, [3, 2, 0]), (6, [3, 0, 0]), (3, [0, 0, 0])]
+)
+def test_no_draft_takes_the_place_of_a_token_that_is_known(budget: int, drafts: list[int]) -> None:
+    """Of three rows each gets on; the drafts that the budget has left go to the oldest."""
+    harness = Harness(make_limits(fold_every=4, max_window=4, max_num_batched_tokens=12))
+    harness.submit(*(make_request(id_, (token, 5), max_tokens=16) for token, id_ in enumerate("abc", 1)))
+    harness.turn()
+    harness.scheduler._limits = make_limits(fold_every=4, max_window=4, max_num_batched_tokens=budget)
+    assert [work.window.drafts for work in planned(harness).work] == drafts
+
+
 def test_what_follows_a_stop_is_dropped_with_its_log_probabilities() -> None:
     harness, request = begun(max_tokens=20, stop_token_ids=(9,))
     first, second = planned(harness), planned(harness)

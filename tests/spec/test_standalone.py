@@ -20,7 +20,7 @@ from holdfast.spec.drafter import Draft, VerifiedStep
 EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=112, page_size=8, fold_every=8, exact=True)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "pre-empted": dict(num_pages=16, max_num_batched_tokens=9, backend="reference_kv", sanitizer="full"),
+    "pre-empted": dict(num_pages=15, max_num_batched_tokens=18, backend="reference_kv", sanitizer="full"),
 }
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
 PARAMS = [

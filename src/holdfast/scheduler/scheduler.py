@@ -148,6 +148,7 @@ class Scheduler:
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
+        owed = self._known_tokens(seats) if self._limits.max_drafts else 0
         for place, seat in enumerate(seats):
             if not plan.budget:
                 return
@@ -158,10 +159,16 @@ class Scheduler:
                 # a long run, with every window still to come: it leaves them their tokens
                 windows = [s for s in seats if self._is_window(s.request)]
                 budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
+            elif self._is_window(seat.request):
+                owed -= seat.request.todo
             count = self._chunk(seat, budget)
-            window = self._window(seat, count, budget)
+            window = self._window(seat, count, budget - owed)
             if self._make_room(seat, seat.request.planned + count + self._beyond(window), plan):
                 self._add_work(seat, count, window, plan)
+
+    def _known_tokens(self, seats: list[Seat]) -> int:
+        """Of windows: a token that somebody knows comes before another's drafts."""
+        return sum(seat.request.todo for seat in seats if self._is_window(seat.request))
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
