@@ -312,6 +312,7 @@ class Api:
     async def metrics(self, call: Call) -> None:
         with contextlib.suppress(EngineDown, TimeoutError):  # then they are what they last were
             self._metrics.stats = await self._client.ask("stats", patience=1.0)
+        self._metrics.tasks = len(asyncio.all_tasks())
         await call.reply_bytes(self._metrics.page(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def plan(self, call: Call) -> None:
@@ -401,8 +402,6 @@ async def _watch(client: EngineClient, on_failure: Callable[[str], None]) -> Non
         await client.wait_until_ready()
     except EngineDown as down:
         on_failure(str(down))
-    else:
-        event("ready", **client.summary())
 
 
 def _choices(job: Job, wanted: int, echoed: Sequence[str] | None) -> Iterator[Choice]:

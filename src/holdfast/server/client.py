@@ -127,17 +127,6 @@ class EngineClient:
     def engine_pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def summary(self) -> dict[str, Any]:
-        """For the log, when it is ready."""
-        limits = self.limits
-        assert limits is not None
-        return {
-            "engine_pid": self.engine_pid,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_model_len": limits.max_model_len,
-            "kv_tokens": limits.num_pages * limits.page_size,
-        }
-
     def start(self) -> None:
         self._watch = asyncio.create_task(self._keep_running())
 
@@ -301,6 +290,11 @@ class EngineClient:
             case Loaded(capacity, limits):
                 self.capacity, self.limits = capacity, limits
                 self._say_state(EngineState.READY)
+                event("ready", **self._summary(limits))
+
+    def _summary(self, limits: Limits) -> dict[str, Any]:
+        told = {"engine_pid": self.engine_pid, "kv_tokens": limits.num_pages * limits.page_size}
+        return told | {"max_num_seqs": limits.max_num_seqs, "max_model_len": limits.max_model_len}
 
     def _grow(self, growth: Growth) -> None:
         found = self._live.get(growth.request_id)

@@ -5,6 +5,7 @@ It ends when the other side of its socket is closed, whatever closed it; signals
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -200,7 +201,7 @@ def main() -> None:
         wire.send(Loaded(engine.capacity.as_dict(), engine.capacity.limits))
         EngineLoop(engine, wire).run()
     except Closed:
-        sys.exit(0)
+        os._exit(0)  # nobody is left to wait for a tidy end
     except Exception:
         logger.exception("the engine failed, and its process ends")
         sys.exit(1)

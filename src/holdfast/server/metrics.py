@@ -39,6 +39,7 @@ class Metrics:
         disable_created_metrics()  # when a counter was made is of no use to anyone
         self.registry = CollectorRegistry()
         self.stats: EngineStats | None = None
+        self.tasks = 0
         self._last_token: dict[str, float] = {}  # by request that runs
         self.prompt_tokens = self._counter("prompt_tokens", "tokens of prompts that were answered")
         self.generation_tokens = self._counter("generation_tokens", "tokens of answers")
@@ -85,6 +86,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The registry asks for these whenever it is scraped."""
         yield _counter("log_lines_dropped", "log lines that could not be written", LogHandler.dropped)
+        yield _gauge("asyncio_tasks", "tasks of the server", self.tasks)
         if self.stats is None:
             return
         stats, cache, done = self.stats, self.stats.cache, self.stats.cache.counters
