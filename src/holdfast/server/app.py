@@ -299,7 +299,8 @@ class Api:
         try:
             await self._client.ask("stats", self.options.health_timeout)
         except EngineDown as down:
-            await call.reply({"status": self._client.state, "reason": str(down)}, 503)
+            reason = self._client.failure or str(down)  # what it is now, not when it was asked
+            await call.reply({"status": self._client.state, "reason": reason}, 503)
         except TimeoutError:
             stuck = f"the engine said nothing for {self.options.health_timeout:g} seconds"
             await call.reply({"status": "stuck", "reason": stuck}, 503)
