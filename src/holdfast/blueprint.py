@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from .config import ConfigError, EngineConfig, ModelFacts
 from .cpu_isa import ensure_safe_bf16
@@ -13,53 +15,61 @@ from .layers.batch import Build
 from .memory.available import available_bytes
 from .memory.capacity import CapacityPlan, make_plan
 from .memory.sizing import Footprint, max_positions, measure
-from .models import registry
-from .models.base import CausalLM, renamer
+from .models.base import CausalLM, Rename, pack
 from .models.dummy import fill_with_noise
 from .models.loader import load_weights
+from .models.registry import describe
 from .ops.backend import choose
 from .resolve import resolve
+from .spec.build import plan_drafter
+from .spec.ensemble import Ensemble
 
 
 class Blueprint:
     """A model as its config.json describes it, and what serving it will take. Nothing is loaded yet."""
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
-        values = registry.read_config(directory)
-        self._directory, self._config = directory, config
-        self._architecture = registry.find(values)
-        self._parsed = self._architecture.parse(values)
-        self.facts: ModelFacts = self._architecture.facts(self._parsed)
-        facts = self.facts
-        footprint = Footprint(measure(self._lay_out_packed, facts.vocab_size), table_bytes, config.sanitizer)
+        self._config, self._model = config, describe(directory)
+        self._drafter = plan_drafter(config, self._model)
+        size = measure(self._lay_out_packed, self._model.facts.vocab_size)
+        facts = replace(self._model.facts, recurrent=bool(size.state))  # if only by its drafter
+        self.facts: ModelFacts = facts
+        footprint = Footprint(size, table_bytes, config.sanitizer)
         limits = resolve(config, facts, footprint.costs(config.page_size), _available(config))
         self.capacity: CapacityPlan = make_plan(config, facts, limits, footprint)
 
-    def build_model(self, weights_of: CausalLM | None = None) -> CausalLM:
-        """With the weights in the directory, or with those of a model of it that was built before."""
+    def build(self, weights_of: CausalLM | None = None) -> Ensemble:
+        """With the weights in the directory. Those of a model of it that was built before spare loading them."""
         config = self._config
         if config.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"device={config.device!r}: torch finds no CUDA device here; use device='cpu'")
         if config.device == "cpu" and config.dtype == "bfloat16":
             ensure_safe_bf16()
-        model = self._lay_out(max_positions(self.capacity.limits))
+        ensemble = self._lay_out(max_positions(self.capacity.limits))
+        model, drafter = ensemble.model, ensemble.drafter
         if weights_of is not None:
             model.load_state_dict(weights_of.state_dict(keep_vars=True), assign=True)
-        elif config.load_format == "dummy":
+        else:
+            self._load(model, self._model.directory, self._model.rename)
+        if self._drafter and drafter and drafter.trained and self._drafter.directory and self._drafter.rename:
+            self._load(drafter.trained, self._drafter.directory, self._drafter.rename)
+        pack(ensemble.to(config.device), model.ops, config.device)
+        return ensemble
+
+    def _load(self, model: nn.Module, directory: Path, rename: Rename) -> None:
+        config = self._config
+        if config.load_format == "dummy":
             fill_with_noise(model, torch.device(config.device), config.seed)
         else:
-            rename = renamer(self._architecture.rules(self._parsed))
-            load_weights(model, self._directory, rename, device=config.device)
-        model.to(config.device).pack(config.device)
-        return model
+            load_weights(model, directory, rename, device=config.device)
 
-    def _lay_out_packed(self, positions: int) -> CausalLM:
-        model = self._lay_out(positions)
-        model.pack(self._config.device)
-        return model
+    def _lay_out_packed(self, positions: int) -> Ensemble:
+        ensemble = self._lay_out(positions)
+        pack(ensemble, ensemble.model.ops, self._config.device)
+        return ensemble
 
-    def _lay_out(self, positions: int) -> CausalLM:
-        """The model on no device."""
+    def _lay_out(self, positions: int) -> Ensemble:
+        """On no device."""
         build = Build(
             ops=choose(self._config.backend, exact=self._config.exact),
             dtype=getattr(torch, self._config.dtype),
@@ -67,7 +77,8 @@ class Blueprint:
             max_positions=positions,
         )
         with torch.device("meta"):
-            return self._architecture.build(build, self._parsed)
+            model = self._model.build(build)
+            return Ensemble(model, self._drafter.lay_out(build, model) if self._drafter else None)
 
 
 def _available(config: EngineConfig) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 
@@ -20,15 +21,75 @@ SHORTEST = 2
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 STATE_DTYPES = ("float32", "bfloat16")
-BACKENDS = ("reference", "reference_kv")
+BACKENDS = ("reference", "reference_kv", "triton")
 BACKEND_GROUP = "holdfast.backends"
 """Entry points by which other packages bring a backend of their own."""
 LOAD_FORMATS = ("auto", "dummy")
+MAX_DRAFTS = 15
+"""More are never worth verifying, and a window of 16 is what the fold grid allows."""
 SANITIZERS = ("off", "stamps", "full")
 
 
 class ConfigError(ValueError):
     """An option cannot be used; the message says what was asked, what is possible and what to change."""
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How drafts are made. Fields of other methods are at their defaults."""
+
+    method: str
+    num_speculative_tokens: int
+    """Drafts of a window, the bonus not counted."""
+    model: str | None = None
+    """The drafter's directory."""
+    prompt_lookup_max: int = 4
+    """ngram: so many last tokens are looked for first, in what came before them,"""
+    prompt_lookup_min: int = 2
+    """then fewer, down to so many."""
+
+    @staticmethod
+    def of(given: object) -> SpeculativeConfig:
+        """Of a mapping, as users write it."""
+        if isinstance(given, SpeculativeConfig):
+            return given
+        if not isinstance(given, Mapping) or "method" not in given:
+            raise ConfigError(
+                f"speculative_config={given!r} must be None, or name a method, as in "
+                '{"method": "ngram", "num_speculative_tokens": 4}'
+            )
+        method, name = given["method"], "speculative_config"
+        if method not in METHODS:
+            raise ConfigError(f"{name}: method={method!r} is not one of {', '.join(METHODS)}")
+        allowed = ("method", "num_speculative_tokens", *METHODS[method])
+        for key in given:
+            if key not in allowed:
+                raise ConfigError(f"{name}: {method} has no {key!r}; it has {', '.join(allowed)}")
+        for key in ("num_speculative_tokens", *(key for key in METHODS[method] if key == "model")):
+            if key not in given:
+                raise ConfigError(f"{name}: {method} needs {key!r}")
+        return SpeculativeConfig(**given)
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            _check_type(f"speculative_config: {option.name}", getattr(self, option.name), str(option.type))
+        if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens={self.num_speculative_tokens} must be 1 to {MAX_DRAFTS}"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} must be 1 to "
+                f"prompt_lookup_max={self.prompt_lookup_max}"
+            )
+
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "mtp": (),
+    "standalone": ("model",),
+}
+"""Ways to make drafts, and the options that each has beside their number."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +117,8 @@ class EngineConfig:
     """auto: the directory's safetensors. dummy: random weights of the right shapes, no files needed."""
     fold_every: int | None = None
     """Tokens from line to line of the fold grid. None: as the model's mixers like it best."""
-    max_draft_tokens: int = 0
+    speculative_config: SpeculativeConfig | None = None
+    """How drafts are made, also as a mapping: {"method": "mtp", "num_speculative_tokens": 3}. None: none are."""
     overlap: bool = True
     exact: bool = False
     backend: str = "reference"
@@ -65,6 +127,8 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.speculative_config is not None:
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
         for option in fields(self):
             _check_type(option.name, getattr(self, option.name), str(option.type))
         for name, choices in CHOICES.items():
@@ -82,6 +146,10 @@ class EngineConfig:
             )
         _check_grid(self)
         self.memory_bytes  # noqa: B018  says now what is wrong with it
+
+    @property
+    def max_drafts(self) -> int:
+        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     @property
     def memory_bytes(self) -> int | None:
@@ -107,8 +175,7 @@ def backends() -> tuple[str, ...]:
 
 
 LEAST = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "page_size", "fold_every"), 1)
-LEAST |= {"max_draft_tokens": 0, "max_model_len": SHORTEST, "num_pages": 1, "num_slots": 1}
-LEAST |= {"num_checkpoints": 0}
+LEAST |= {"max_model_len": SHORTEST, "num_pages": 1, "num_slots": 1, "num_checkpoints": 0}
 
 
 @dataclass(frozen=True)
@@ -140,6 +207,11 @@ class Limits:
     """Slots beyond those that running requests need."""
 
     @property
+    def max_drafts(self) -> int:
+        """What a window may hold beside the token that drafts follow."""
+        return self.max_window - 1
+
+    @property
     def running_slots(self) -> int:
         return self.num_slots - self.num_checkpoints
 
@@ -162,9 +234,9 @@ def run_reaches(line: int, start: int, end: int) -> bool:
     return start < line <= end and (line % CHUNK == 0 or not first < line < last)
 
 
-def max_window(max_draft_tokens: int) -> int:
+def max_window(max_drafts: int) -> int:
     """Tokens that one uncertain step may append: the drafts and the token they follow."""
-    return max_draft_tokens + 1
+    return max_drafts + 1
 
 
 def journal_capacity(fold_every: int, window: int) -> int:
@@ -190,9 +262,9 @@ def _check_grid(config: EngineConfig) -> None:
             f"fold_every={grid} must divide page_size={config.page_size} and {CHUNK}, "
             "so that every page boundary is a line of the fold grid"
         )
-    if (window := max_window(config.max_draft_tokens)) > grid:
+    if (window := max_window(config.max_drafts)) > grid:
         raise ConfigError(
-            f"max_draft_tokens={config.max_draft_tokens} makes windows of {window} tokens, more than "
+            f"num_speculative_tokens={config.max_drafts} makes windows of {window} tokens, more than "
             f"fold_every={grid}: a window may pass one line of the fold grid, not two"
         )
 
@@ -200,6 +272,7 @@ def _check_grid(config: EngineConfig) -> None:
 def _check_type(name: str, value: object, annotation: str) -> None:
     """The annotations of EngineConfig are its rules. A bool is no number here."""
     kinds = {"int": "a whole number", "str": "a string", "bool": "True or False", "None": "None"}
+    kinds["SpeculativeConfig"] = "a SpeculativeConfig"
     wanted = annotation.split(" | ")
     if type(value).__name__.replace("NoneType", "None") not in wanted:
         raise ConfigError(f"{name}={value!r} must be {' or '.join(kinds[kind] for kind in wanted)}")

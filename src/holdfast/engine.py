@@ -103,8 +103,8 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     logger.info("%s", capacity.render())
     for note in capacity.notes:
         logger.warning("%s", note)
-    model, device = blueprint.build_model(weights_of), torch.device(config.device)
-    runner = Runner(model, capacity.limits, device, sanitizer=config.sanitizer)
+    ensemble, device = blueprint.build(weights_of), torch.device(config.device)
+    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer)
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     scheduler = Scheduler(capacity.limits, cache)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

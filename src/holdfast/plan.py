@@ -31,17 +31,46 @@ class RowStart:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The end of a row's work, where tokens are chosen: after the last one known, and after each draft.
+
+    drafts  so many of the work's tokens, the last of them, are guesses. A draft is accepted if it is the token
+            that is chosen in its place, and all drafts before it are
+    bonus   the token that is chosen after the last accepted draft, and that no draft foresaw. Without it nothing
+            is chosen, and nothing is guessed
+    """
+
+    drafts: int = 0
+    bonus: bool = True
+
+    @property
+    def most_chosen(self) -> int:
+        """Tokens that the row gets if every draft is accepted."""
+        return self.drafts + self.bonus
+
+
+NO_CHOICE = Window(bonus=False)
+"""Of work that ends before the last token known."""
+
+
+@dataclass(frozen=True)
 class RowWork:
     """Tokens that one row absorbs in this step. Where it stands is the device's to know."""
 
     row: Row
     generation: int
     tokens: int
-    """0 is legal: the row only folds, and publishes if it holds a grant."""
-    sample: bool
-    """The last of these tokens is the last one known: choose the next."""
+    """Drafts included. 0 is legal: the row only folds, and publishes if it holds a grant."""
+    window: Window
     position: int
-    """Where the host expects the row to stand. A reservation, for sizing and checking; it addresses nothing."""
+    """Where the host expects the row to stand, at most. A reservation: it sizes and checks, and addresses nothing."""
+    uncertain: int = 0
+    """Drafts of steps in flight: the row may stand so many tokens before `position`."""
+
+    @property
+    def sample(self) -> bool:
+        """The last of these tokens that is no draft is the last one known: choose the next."""
+        return self.window.bonus
 
 
 @dataclass(frozen=True)
@@ -89,11 +118,16 @@ class RowResult:
     position: int
     """Tokens absorbed and certain, as the device's cursor has it."""
     tokens: tuple[int, ...]
+    """Those that were chosen: the accepted drafts, and the bonus."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Those that this step added to the ones collected before."""
     base: int = 0
     """Where its checkpoint stands now; the entries since lead to the position."""
+    window: Window = Window()
+    """As it was planned."""
+    proposed: int = 0
+    """How many of the window's drafts a drafter had made; the others could not be accepted."""
 
 
 @dataclass(frozen=True)

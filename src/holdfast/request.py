@@ -37,6 +37,32 @@ class TokenLogprob:
 
 
 @dataclass
+class Acceptance:
+    """What came of the drafts: of a request's, or of all requests'."""
+
+    windows: int = 0
+    """Steps of a request that had drafts to verify."""
+    drafts: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """Of the first drafts of all windows, of the second ones, and so on."""
+
+    def count(self, *, drafts: int, accepted: int) -> None:
+        """One window more."""
+        self.windows += 1
+        self.drafts += drafts
+        self.accepted += accepted
+        self.accepted_at += [0] * (accepted - len(self.accepted_at))
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens that a window gave on average, the bonus included."""
+        return 1 + self.accepted / self.windows if self.windows else 1.0
+
+
+@dataclass
 class Metrics:
     """Seconds on the engine's clock."""
 
@@ -49,6 +75,7 @@ class Metrics:
     """Of the prompt, resumed instead of computed."""
     cache_reason: str = ""
     """Why so many, and why not more."""
+    speculation: Acceptance = field(default_factory=Acceptance)
 
 
 @dataclass
@@ -65,9 +92,11 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     """Prompt and collected output."""
     pending: int = 0
-    """Tokens that steps in flight will sample: they exist, on the device."""
+    """Tokens that steps in flight will choose, at most: they exist, on the device."""
+    uncertain: int = 0
+    """How many of those are drafts, which may be rejected."""
     planned: int = 0
-    """Tokens that launched steps have absorbed or will absorb. A reservation; it addresses nothing."""
+    """Tokens that launched steps have absorbed or will absorb, at most. A reservation; it addresses nothing."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt's second token and those after it, as far as they are collected."""
@@ -84,10 +113,12 @@ class Request:
 
     @property
     def known(self) -> int:
+        """At most, and `uncertain` less at least."""
         return len(self.tokens) + self.pending
 
     @property
     def todo(self) -> int:
+        """Exact: a rejected draft is neither known nor absorbed."""
         return self.known - self.planned
 
     @property

@@ -53,8 +53,8 @@ def resolve(
         page_size=config.page_size,
         num_pages=config.num_pages or 0,
         num_slots=(config.num_slots or 0) if recurrent else 0,
-        fold_every=config.fold_every or (FOLD_EVERY if config.max_draft_tokens else facts.fold_every),
-        max_window=max_window(config.max_draft_tokens),
+        fold_every=config.fold_every or (FOLD_EVERY if config.max_drafts else facts.fold_every),
+        max_window=max_window(config.max_drafts),
         num_checkpoints=_given_checkpoints(config) if recurrent else 0,
     )
     return _Division(config, frame, costs, available, recurrent=recurrent).limits()

@@ -56,7 +56,11 @@ BOUND = {
     "slots": {"max_num_seqs": 5, "num_slots": 2},
     "pages": {"max_num_seqs": 5, "num_pages": 9},
     "pages-exactly": {"max_num_seqs": 5, "num_pages": 8},
-    "drafts": {"max_num_seqs": 5, "num_pages": 9, "max_draft_tokens": 3},
+    "drafts": {
+        "max_num_seqs": 5,
+        "num_pages": 9,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+    },
 }
 
 

@@ -23,11 +23,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16-state": {"state_dtype": "bfloat16", "num_slots": 9},
     "small-pages": {"page_size": 16, "num_pages": 40},
     "large-pages": {"page_size": 128, "fold_every": 32},
-    "drafts": {"max_draft_tokens": 5, "max_num_batched_tokens": 48},
+    "drafts": {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 5},
+        "max_num_batched_tokens": 48,
+    },
     "short": {"max_model_len": 70, "max_num_seqs": 1, "fold_every": 8},
     "memory": {"memory": "4MiB", "max_num_batched_tokens": 64},
     "stamps": {"sanitizer": "stamps", "memory": "5MiB", "max_num_batched_tokens": 64},
-    "full": {"sanitizer": "full", "max_draft_tokens": 2},
+    "full": {"sanitizer": "full", "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
 }
 SMALL = {"max_num_seqs": 3, "load_format": "dummy"}
 
@@ -87,7 +90,13 @@ def test_a_gpu_is_asked_for_as_much(tmp_path: Path, model: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_units_are_what_one_more_adds(tmp_path: Path, model: str, dtype: str) -> None:
     directory = write(tmp_path / "model", TINY[model])
-    sizes = {"max_num_seqs": 2, "num_pages": 40, "num_slots": 4, "max_draft_tokens": 2, "max_model_len": 200}
+    sizes = {
+        "max_num_seqs": 2,
+        "num_pages": 40,
+        "num_slots": 4,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+        "max_model_len": 200,
+    }
 
     def allocated(**changes: int) -> tuple[int, int, int]:
         runner = build(directory, dtype=dtype, **(sizes | changes)).runner
@@ -98,7 +107,10 @@ def test_the_units_are_what_one_more_adds(tmp_path: Path, model: str, dtype: str
     assert allocated(num_pages=41)[0] - kv == units.kv_page == 64 * units.kv_token
     assert allocated(num_slots=5)[1] - slots == units.checkpoint
     assert allocated(max_num_seqs=3)[2] - rows == units.row
-    assert allocated(max_draft_tokens=3)[2] - rows == 3 * units.draft_token  # two rows and padding
+    assert (
+        allocated(speculative_config=dict(method="ngram", num_speculative_tokens=3))[2] - rows
+        == 3 * units.draft_token
+    )  # two rows and padding
 
 
 def test_the_plan_of_a_real_model_allocates_nothing_to_speak_of(tmp_path: Path) -> None:
@@ -153,7 +165,9 @@ def test_the_recurrent_state_of_an_80b_hybrid(tmp_path: Path) -> None:
         "linear_value_head_dim": 128,
     }
     directory = write(tmp_path / "model", shape)
-    config = EngineConfig(memory="80GiB", dtype="bfloat16", max_draft_tokens=4)
+    config = EngineConfig(
+        memory="80GiB", dtype="bfloat16", speculative_config=dict(method="ngram", num_speculative_tokens=4)
+    )
     units = Blueprint(directory, config).capacity.units
     assert units.checkpoint / 2**20 == pytest.approx(73.7, abs=0.05)
     assert units.kv_token == 12 * 2 * 2 * 256 * 2

@@ -53,14 +53,16 @@ def test_every_option_counts(directory: str, capsys: pytest.CaptureFixture[str])
         "--max-model-len": "5000",
         "--page-size": "32",
         "--fold-every": "8",
-        "--max-draft-tokens": "2",
+        "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 2}',
         "--num-pages": "700",
         "--num-slots": "20",
     }
     argv = [word for option in options.items() for word in option]
     told = plan(capsys, directory, *argv)
     got = {f"--{name.replace('_', '-')}": str(value) for name, value in told["options"].items()}
+    del options["--speculative-config"]
     assert options.items() <= got.items()
+    assert told["options"]["speculative_config"]["num_speculative_tokens"] == 2
     assert told["limits"]["num_pages"] == 700 and told["limits"]["max_window"] == 3
 
 
@@ -94,4 +96,4 @@ def test_help_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None; from holdfast.cli import main; main(['plan', '--help'])"
     )
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert run.returncode == 0 and "--max-draft-tokens INT" in run.stdout
+    assert run.returncode == 0 and "--speculative-config JSON" in run.stdout

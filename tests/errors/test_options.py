@@ -11,6 +11,10 @@ import torch
 from holdfast import LLM, ConfigError
 
 
+def ngram(count: object, **further: object) -> dict[str, Any]:
+    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": count, **further}}
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -38,13 +42,27 @@ from holdfast import LLM, ConfigError
         ({"max_model_len": 0}, "max_model_len=0 must be at least 2"),
         ({"num_pages": 0}, "num_pages=0 must be at least 1"),
         ({"num_slots": 0}, "num_slots=0 must be at least 1"),
-        ({"max_draft_tokens": -1}, "max_draft_tokens=-1 must be at least 0"),
         ({"memory": "lots"}, "memory='lots' is not a size: write it like 80GiB"),
         # contradictions
         ({"page_size": 48}, "page_size=48 must divide 64 or be a multiple of it"),
         ({"fold_every": 24}, "fold_every=24 must divide page_size=64 and 64"),
         ({"page_size": 16, "fold_every": 32}, "fold_every=32 must divide page_size=16 and 64"),
-        ({"max_draft_tokens": 16}, "max_draft_tokens=16 makes windows of 17 tokens, more than fold_every=16"),
+        (
+            ngram(8) | {"fold_every": 8},
+            "num_speculative_tokens=8 makes windows of 9 tokens, more than fold_every=8",
+        ),
+        # speculation
+        ({"speculative_config": "ngram"}, "speculative_config='ngram' must be None, or name a method"),
+        (
+            {"speculative_config": {"method": "oracle"}},
+            "method='oracle' is not one of ngram, mtp, standalone",
+        ),
+        ({"speculative_config": {"method": "ngram"}}, "ngram needs 'num_speculative_tokens'"),
+        (ngram(0), "num_speculative_tokens=0 must be 1 to 15"),
+        (ngram(16), "num_speculative_tokens=16 must be 1 to 15"),
+        (ngram("4"), "num_speculative_tokens='4' must be a whole number"),
+        (ngram(4, model="elsewhere"), "ngram has no 'model'; it has method, num_speculative_tokens, prompt"),
+        (ngram(4, prompt_lookup_min=5), "prompt_lookup_min=5 must be 1 to prompt_lookup_max=4"),
         ({"exact": True, "dtype": "bfloat16"}, "exact=True needs device='cpu' and dtype='float32'"),
         ({"exact": True, "device": "cuda"}, "exact=True needs device='cpu' and dtype='float32'"),
         ({"max_model_len": 5000}, "max_model_len=5000: the model has 4096 positions"),

@@ -44,7 +44,11 @@ ALONE = Scene(options=dict(enable_prefix_caching=False))
 SHORT_CONV = Scene(LFM2, options=dict(enable_prefix_caching=False))
 WINDOWS = Scene(
     asks=(Ask(80, 30), Ask(21, 40), Ask(37, 30)),
-    options=dict(enable_prefix_caching=False, max_draft_tokens=4, max_num_batched_tokens=5),
+    options=dict(
+        enable_prefix_caching=False,
+        speculative_config=dict(method="ngram", num_speculative_tokens=4),
+        max_num_batched_tokens=5,
+    ),
 )
 """Prompts come in windows of five tokens, which pass lines in the middle."""
 

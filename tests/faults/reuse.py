@@ -18,7 +18,7 @@ from .fault import QWEN3, Ask, Fault, Scene, wrap
 
 IN_WINDOWS = Scene(
     asks=(Ask(90, 10, shared=64), Ask(80, 10, shared=64, after=40), Ask(66, 20, shared=64, after=80)),
-    options=dict(max_draft_tokens=4, max_num_batched_tokens=5),
+    options=dict(speculative_config=dict(method="ngram", num_speculative_tokens=4), max_num_batched_tokens=5),
 )
 EXPORTED = Scene(
     asks=(Ask(140, 10, shared=128), Ask(135, 20, shared=128, after=14), Ask(131, 20, shared=128, after=40))

@@ -76,7 +76,7 @@ def _context_a_page_short(patch: pytest.MonkeyPatch) -> None:
 
         return other
 
-    wrap(patch, attention, "_contexts", short)
+    wrap(patch, attention, "contexts", short)
 
 
 def _recycled_nan(patch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,10 @@ def text(number: int, length: int) -> list[int]:
     return tokens
 
 
+def ngram(drafts: int) -> dict[str, Any] | None:
+    return {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
+
+
 @st.composite
 def engines(draw: st.DrawFn, model: str) -> Event:
     """Small pools, and everything that an engine can be told to do."""
@@ -55,7 +59,7 @@ def engines(draw: st.DrawFn, model: str) -> Event:
         max_num_seqs=rows,
         num_slots=None if model == "attention" else rows + draw(st.sampled_from([3, 1, 0, 12])),
         max_num_batched_tokens=draw(st.sampled_from([24, 256, 64, 7, 3])),
-        max_draft_tokens=draw(st.sampled_from([0, 1, fold_every - 1])),
+        speculative_config=draw(st.sampled_from([None, ngram(1), ngram(fold_every - 1)])),
         overlap=draw(st.booleans()),
         backend=draw(st.sampled_from(["reference", "reference_kv"])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),

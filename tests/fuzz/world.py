@@ -47,7 +47,7 @@ class Script:
 
 def begin(model: str, *, exact: bool, spare_pages: int, **options: Any) -> Event:
     """`spare_pages` beside those that one request of full length needs."""
-    page_size, window = options["page_size"], max_window(options["max_draft_tokens"])
+    page_size, window = options["page_size"], max_window(EngineConfig(**options).max_drafts)
     pages = pages_for(options["max_model_len"] + window, page_size) + spare_pages
     return Event("begin", {"model": model, "options": {**options, "exact": exact, "num_pages": pages}})
 

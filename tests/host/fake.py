@@ -55,6 +55,7 @@ class DeviceRow:
     read_slot: Slot
     base: int
     journal: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
     grant: Grant | None = None
     table: dict[int, Page] = field(default_factory=dict)
 
@@ -188,9 +189,8 @@ class FakeExecutor:
     def _run(self, work: RowWork, plan: StepPlan, used: list[Grant], missed: list[Grant]) -> RowResult:
         row = self.rows[work.row]
         assert row.generation == work.generation
-        assert row.position == work.position, "the host expected the row elsewhere"
-        fresh = row.tokens[row.position : row.position + work.tokens]
-        assert len(fresh) == work.tokens, "a token is absorbed before it exists"
+        assert 0 <= work.position - row.position <= work.uncertain, "the host expected the row elsewhere"
+        fresh = self._fresh(row, work)
         start = row.position
         exports = [g for g in plan.exports if g.row == work.row]
         if work.tokens > self.limits.max_window:
@@ -202,11 +202,28 @@ class FakeExecutor:
             if len(row.journal) >= self.limits.fold_every:
                 self._fold(row, row.base + self.limits.fold_every, work, used)
             self._absorb(row, work, fresh)
-            assert len(row.journal) <= self.limits.journal_capacity
+            assert len(row.journal) + self.limits.max_drafts <= self.limits.journal_capacity
         if row.grant and row.grant.line <= row.base:
             missed.append(row.grant)
             row.grant = None
-        return RowResult(work.row, work.generation, row.position, self._sample(row, work), base=row.base)
+        proposed = min(work.window.drafts, len(row.drafts))
+        return RowResult(
+            row=work.row,
+            generation=work.generation,
+            tokens=self._choose(row, work),
+            position=row.position,
+            base=row.base,
+            window=work.window,
+            proposed=proposed,
+        )
+
+    def _fresh(self, row: DeviceRow, work: RowWork) -> list[int]:
+        """Known tokens, then drafts, then whatever lies where no draft was made."""
+        drafts = work.window.drafts
+        fresh = row.tokens[row.position : row.position + work.tokens - drafts]
+        assert len(fresh) == work.tokens - drafts, "a token is absorbed before it exists"
+        assert not drafts or fresh == row.tokens[-1:], "drafts do not follow the last token"
+        return fresh + (row.drafts + [0] * drafts)[:drafts]
 
     def _absorb(self, row: DeviceRow, work: RowWork, fresh: list[int]) -> None:
         self._read_state(row)
@@ -214,16 +231,47 @@ class FakeExecutor:
             self._write_kv(row, work, token)
             row.journal.append(token)
 
-    def _sample(self, row: DeviceRow, work: RowWork) -> tuple[int, ...]:
-        context = self._read_kv(row)
-        if self.recurrent:
-            assert self._read_state(row) == context
-        if not work.sample:
+    def _choose(self, row: DeviceRow, work: RowWork) -> tuple[int, ...]:
+        """In each place of the window, until a draft is not what is chosen there."""
+        if not work.window.bonus:
+            assert not work.window.drafts
+            self._context(row, row.position)
             return ()
-        assert row.position == len(row.tokens), "sampled before the last known token"
-        assert len(row.tokens) < self.limits.max_model_len
-        row.tokens.append(next_token(context, self.limits.vocab_size))
-        return (row.tokens[-1],)
+        known = len(row.tokens)
+        for drafted in [*row.drafts[: work.window.drafts], None]:
+            assert len(row.tokens) < self.limits.max_model_len
+            context = self._context(row, len(row.tokens))
+            row.tokens.append(next_token(context, self.limits.vocab_size))
+            if row.tokens[-1] != drafted:
+                break
+        self._reject(row, len(row.tokens) - 1)
+        self._draft(row)
+        return tuple(row.tokens[known:])
+
+    def _context(self, row: DeviceRow, length: int) -> tuple[int, ...]:
+        """The first so many tokens, as KV and state have them."""
+        context = self._read_kv(row, length)
+        if self.recurrent:
+            assert self._read_state(row)[:length] == context
+        return context
+
+    def _reject(self, row: DeviceRow, position: int) -> None:
+        """Drafts from here on: the position goes back, and what they left behind is nobody's."""
+        row.journal = row.journal[: position - row.base]
+        size = self.limits.page_size
+        for ordinal in range(position // size, len(row.table)):
+            kv = self.pages[row.table[ordinal]]
+            kv.tokens = kv.tokens[: max(0, position - ordinal * size)]
+
+    def _draft(self, row: DeviceRow) -> None:
+        """Right until, by chance, one is wrong; by chance there are fewer. A drafter keeps KV of each."""
+        end = row.position + self.limits.max_drafts
+        assert pages_for(end, self.limits.page_size) <= len(row.table), "no page for what a drafter keeps"
+        row.drafts, chance = [], hash(("draft", *row.tokens))
+        for place in range(chance % (self.limits.max_drafts + 1)):
+            right = next_token([*row.tokens, *row.drafts], self.limits.vocab_size)
+            wrong = hash((chance, place)) % 3 == 0
+            row.drafts.append((right + wrong) % self.limits.vocab_size)
 
     # --- recurrent state ---
 
@@ -231,6 +279,7 @@ class FakeExecutor:
         if not self.recurrent:
             return ()
         saved = self.slots[row.read_slot] if row.base else ()
+        assert row.base <= len(row.tokens), "a draft was folded"
         assert saved == tuple(row.tokens[: row.base]), f"slot {row.read_slot} holds another state"
         return saved + tuple(row.journal)
 
@@ -274,14 +323,16 @@ class FakeExecutor:
         assert kv.writer == (work.row, work.generation), "a page of another request is written"
         assert len(kv.tokens) == place, "KV is written twice, or leaves a hole"
         if place == 0:
-            kv.before = tuple(row.tokens[: row.position])
+            kv.before = self._read_kv(row, row.position)
         kv.tokens += (token,)
 
-    def _read_kv(self, row: DeviceRow) -> tuple[int, ...]:
+    def _read_kv(self, row: DeviceRow, length: int) -> tuple[int, ...]:
         context: tuple[int, ...] = ()
-        for ordinal in range(pages_for(row.position, self.limits.page_size)):
+        for ordinal in range(pages_for(length, self.limits.page_size)):
             kv = self.pages[row.table[ordinal]]
             assert kv.before == context, f"page {row.table[ordinal]} follows other tokens"
-            context += kv.tokens
-        assert context == tuple(row.tokens[: row.position]), "KV of other tokens"
+            context += kv.tokens[: length - len(context)]
+        known = tuple(row.tokens[:length])
+        assert context[: len(known)] == known, "KV of other tokens"
+        assert len(context) == length, "KV is missing"
         return context

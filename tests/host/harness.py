@@ -143,7 +143,8 @@ class Harness:
         return min(hungry, key=lambda s: s.request.order, default=None)
 
     def _is_going(self, seat: Seat) -> bool:
-        return seat.leaving or seat.request.known >= most_tokens(seat.request, self.limits.max_model_len)
+        least = seat.request.known - seat.request.uncertain
+        return seat.leaving or least >= most_tokens(seat.request, self.limits.max_model_len)
 
     def _check_order(self, waiting: list[Request]) -> None:
         """Nobody was admitted before one that came first, unless that one lets another compute its prefix."""
@@ -154,13 +155,16 @@ class Harness:
         assert not left or not gone or max(gone) < min(left), "somebody was overtaken"
 
     def _check_progress(self, oldest: Seat | None, plan: StepPlan | None) -> None:
-        """The oldest running request is in every plan, or waits for pages that a step in flight will free."""
+        """The oldest running request is in every plan, or waits for pages that a step in flight will free, or to
+        hear which drafts were accepted, because it may have all its tokens."""
         if oldest is None:
             return
         seats = self.scheduler._running.values()
         assert oldest in seats and not oldest.leaving, "the oldest was pre-empted"
         if plan is None or oldest.row not in {work.row for work in plan.work}:
             assert self.device.in_flight, "the oldest waits for nothing"
+            if self.scheduler._is_full(oldest.request):
+                return
             returning = self.cache.returning or self.scheduler._ended
             assert returning or any(map(self._is_going, seats)), "the oldest was passed over"
 

@@ -31,6 +31,11 @@ def total(limits: Limits, costs: Costs) -> int:
     return costs.fixed(limits) + limits.num_pages * costs.page + limits.num_slots * costs.slot
 
 
+def drafting(count: int) -> dict[str, Any]:
+    config = {"method": "ngram", "num_speculative_tokens": count}
+    return {"speculative_config": config if count else None}
+
+
 def divide(
     costs: Costs = HYBRID, available: int | None = None, positions: int = 4096, **options: Any
 ) -> Limits:
@@ -61,7 +66,7 @@ def test_the_memory_is_divided_or_the_refusal_is_explained(
     num_pages: int | None,
     num_slots: int | None,
 ) -> None:
-    options = dict(memory=memory, max_num_seqs=rows, max_model_len=length, max_draft_tokens=drafts)
+    options = dict(memory=memory, max_num_seqs=rows, max_model_len=length, **drafting(drafts))
     options |= dict(num_pages=num_pages, num_slots=num_slots)
     try:
         limits = divide(costs, positions=positions, **options)
@@ -157,7 +162,7 @@ def test_without_prefix_caching_no_page_is_kept_for_later() -> None:
 def test_pages_that_were_given_bound_a_context_that_was_not() -> None:
     limits = divide(num_pages=5)
     assert limits.max_model_len == 5 * 64 - 1 and limits.pages_per_row == 5
-    assert divide(num_pages=5, max_draft_tokens=3).max_model_len == 5 * 64 - 4
+    assert divide(num_pages=5, **drafting(3)).max_model_len == 5 * 64 - 4
 
 
 # When nothing was said about memory

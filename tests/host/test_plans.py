@@ -6,7 +6,17 @@ import pytest
 
 from holdfast.ids import Page, Row, Slot
 from holdfast.params import MAX_LISTED
-from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
+from holdfast.plan import (
+    NO_CHOICE,
+    Grant,
+    PageMap,
+    RowResult,
+    RowStart,
+    RowWork,
+    StepPlan,
+    StepResult,
+    Window,
+)
 from holdfast.request import Rejected, Request, SamplingParams, TokenLogprob
 from holdfast.scheduler.builder import PlanBuilder
 from holdfast.scheduler.seat import Seat
@@ -26,7 +36,7 @@ def planned(harness: Harness) -> StepPlan:
 
 def test_a_plan_is_all_that_was_put_into_it() -> None:
     start = RowStart(Row(1), 1, (1,), Slot(1), Slot(0), 0, SamplingParams(), 0)
-    work = [RowWork(Row(row), 1, 3, False, position=0) for row in (2, 1)]
+    work = [RowWork(Row(row), 1, 3, NO_CHOICE, position=0) for row in (2, 1)]
     pages = PageMap(Row(1), 0, Page(4))
     grant, export = (Grant(Row(1), 1, Slot(slot), 8) for slot in (2, 3))
     builder = PlanBuilder(step=7, budget=10)
@@ -128,7 +138,7 @@ def test_logprobs_stop_with_the_answer_after_others_were_gathered() -> None:
     harness.submit(request)
     for step, tokens in enumerate(((7,), (5, 8, 9, 9, 9)), 1):
         planned(harness)
-        row = RowResult(Row(1), 1, 1 + step, tokens, scored(*tokens))
+        row = RowResult(Row(1), 1, 1 + step, tokens, scored(*tokens), window=Window(len(tokens) - 1))
         harness.scheduler.collect(StepResult(step, (row,)))
     assert request.output == [7, 5, 8] and request.logprobs == list(scored(7, 5, 8))
 

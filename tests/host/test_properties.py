@@ -37,7 +37,7 @@ def small_limits(draw: st.DrawFn, spare_pages: tuple[int, ...], num_slots: tuple
         num_pages=0,
         num_slots=draw(st.sampled_from(num_slots)),
         fold_every=fold_every,
-        max_window=draw(st.integers(1, min(2, fold_every))),
+        max_window=draw(st.integers(1, min(5, fold_every))),
     )
     checkpoints = draw(st.integers(0, max(0, limits.num_slots - 1)))
     pages = limits.pages_per_row + draw(st.sampled_from(spare_pages))

@@ -11,7 +11,7 @@ from holdfast.cache import CacheCounters, Policy
 from holdfast.cache.radix import Match
 from holdfast.config import Limits
 from holdfast.ids import Row, Slot
-from holdfast.plan import Grant, RowWork
+from holdfast.plan import NO_CHOICE, Grant, RowWork
 from holdfast.request import Request
 from holdfast.scheduler.builder import PlanBuilder
 from holdfast.scheduler.seat import Seat
@@ -78,7 +78,7 @@ class Scene:
 
     def takes(self, position: int, tokens: int) -> None:
         """The running request is in the plan already."""
-        self.plan.add(RowWork(ROW, 1, tokens, False, position))
+        self.plan.add(RowWork(ROW, 1, tokens, NO_CHOICE, position))
         self.seat.request.planned = position + tokens
 
 

@@ -26,7 +26,7 @@ def random_limits(random: Random) -> Limits:
         "page_size": page_size,
         "num_slots": random.choice([0, 0, 2, 4, 6, 9, 12]),
         "fold_every": fold_every,
-        "max_window": random.randint(1, min(3, fold_every)),
+        "max_window": random.randint(1, min(5, fold_every)),
     }
     sizes["num_checkpoints"] = random.randint(0, max(0, sizes["num_slots"] - 1))
     longest = make_limits(**sizes).pages_per_row
@@ -77,6 +77,9 @@ def events(harness: Harness) -> Counter[str]:
     seen["resumed without state"] = seen["resumed"] if not harness.limits.num_slots else 0
     seen["exports"] = sum(len(plan.exports) for plan in harness.plans)
     seen["mixed steps"] = sum(len({work.tokens > 1 for work in plan.work}) == 2 for plan in harness.plans)
+    drafts = harness.scheduler.speculation
+    seen["accepted drafts"], seen["rejected drafts"] = drafts.accepted, drafts.drafts - drafts.accepted
+    seen["windows after uncertain ones"] = sum(w.uncertain > 0 for plan in harness.plans for w in plan.work)
     seen["cut runs"] = sum(not work.sample for plan in harness.plans for work in plan.work)
     return seen
 
@@ -94,6 +97,9 @@ def test_soak() -> None:
             "resumed without state",
             "mixed steps",
             "cut runs",
+            "accepted drafts",
+            "rejected drafts",
+            "windows after uncertain ones",
         ),
     ):
         assert seen[event] >= 20, f"{event}: only {seen[event]} times"

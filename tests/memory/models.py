@@ -13,6 +13,7 @@ from holdfast.layers.batch import Build
 from holdfast.models import registry
 from holdfast.models.base import CausalLM
 from holdfast.ops.backend import choose
+from holdfast.spec.ensemble import Ensemble
 
 from .spy import poison
 
@@ -114,7 +115,8 @@ def build_model(name: str, *, exact: bool = False, backend: str = "reference") -
 
 def build_runner(name: str, *, exact: bool = False, backend: str = "reference") -> Runner:
     """Every byte of its pools is NaN until a step writes it, padding included."""
-    runner = Runner(build_model(name, exact=exact, backend=backend), LIMITS, torch.device("cpu"))
+    model = build_model(name, exact=exact, backend=backend)
+    runner = Runner(Ensemble(model), LIMITS, torch.device("cpu"))
     poison(runner.state)
     for parts in runner.kv.layers.values():
         for part in parts:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.ops.attention.heads import Heads
 from holdfast.ops.backend import Ops, choose
 from holdfast.ops.step import StateStep
 
@@ -81,7 +82,7 @@ def test_attention_without_tokens(exact: bool, rows: list[int]) -> None:
     step = attention_step(rows=rows, counts=[0] * len(rows), position=[2] * len(rows), windows=len(rows))
     empty = torch.zeros(0, 1, 2)
     out = choose("reference", exact=exact).attention(
-        empty, empty, empty, pool.layers["attention"], pool.table, step, 1.0
+        empty, empty, empty, Heads(1.0), pool.layers["attention"], pool.table, step
     )
     assert out.shape == (0, 1, 2)
     pool.move(*(torch.zeros(0, dtype=torch.int64) for _ in range(3)))

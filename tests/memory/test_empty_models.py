@@ -10,7 +10,7 @@ from holdfast.executor.runner import Runner
 from holdfast.ids import Page, Row, Slot
 from holdfast.layers.batch import Batch
 from holdfast.models import registry
-from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
+from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.request import SamplingParams
 
 from .models import CONFIGS, LIMITS, RECURRENT, build_runner
@@ -55,7 +55,7 @@ class Client:
             starts=tuple(start for start, _ in started),
             pages=tuple(page for _, pages in started for page in pages),
             grants=grants,
-            work=tuple(RowWork(Row(r), 1, n, sample=n > 0, position=at[r]) for r, n in work.items()),
+            work=tuple(RowWork(Row(r), 1, n, Window(bonus=n > 0), at[r]) for r, n in work.items()),
         )
         self._step += 1
         result = self.runner.launch(plan).result()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.memory.state_pool import moves_along
+from holdfast.ops.attention.heads import Heads
 from holdfast.ops.backend import choose
 from holdfast.ops.step import StateStep
 
@@ -116,7 +117,9 @@ def test_attention_writes_the_step_s_own_positions_and_padding_none(exact: bool)
     step = attention_step(rows=[0, 2, 0], counts=[2, 2, 5], position=[0, 3, 0], windows=2)
     q, k, v = (torch.randn(9, 1, 2, generator=torch.Generator().manual_seed(i)) for i in range(3))
     q[:2] = k[:2] = v[:2] = torch.nan
-    out = choose("reference", exact=exact).attention(q, k, v, pool.layers["attention"], pool.table, step, 1.0)
+    out = choose("reference", exact=exact).attention(
+        q, k, v, Heads(1.0), pool.layers["attention"], pool.table, step
+    )
     assert out[2:4].isfinite().all() and out[:2].isnan().all() and out[4:].isnan().all()
     for name, now in kv_tensors(pool):
         expected = before[name]

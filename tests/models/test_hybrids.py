@@ -73,7 +73,12 @@ MODELS = {
     ),
     "qwen3_5-wide": qwen3_5("dda", linear_num_value_heads=6, linear_value_head_dim=16, num_key_value_heads=4),
 }
-DRAFTS = {f"windows-of-{n + 1}": dict(max_draft_tokens=n, max_num_batched_tokens=40) for n in (4, 15)}
+DRAFTS = {
+    f"windows-of-{n + 1}": dict(
+        speculative_config=dict(method="ngram", num_speculative_tokens=n), max_num_batched_tokens=40
+    )
+    for n in (4, 15)
+}
 EVERY_WAY = {
     **VARIANTS,
     **DRAFTS,

@@ -218,7 +218,12 @@ HUB_JAMBA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("options", "grid"), [({}, 1), ({"max_draft_tokens": 4}, 16), ({"fold_every": 8}, 8)]
+    ("options", "grid"),
+    [
+        ({}, 1),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, 16),
+        ({"fold_every": 8}, 8),
+    ],
 )
 def test_every_token_is_folded_unless_something_is_speculated(
     tmp_path: Path, options: dict[str, Any], grid: int

@@ -29,7 +29,9 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "chunks-of-64": dict(max_num_batched_tokens=64),
     "opposite-axis-order": dict(backend="reference_kv"),
     "pre-empted": TIGHT,
-    "windows-of-5": dict(max_draft_tokens=4, max_num_batched_tokens=40),
+    "windows-of-5": dict(
+        speculative_config=dict(method="ngram", num_speculative_tokens=4), max_num_batched_tokens=40
+    ),
     "all-at-once": dict(TIGHT, overlap=False, backend="reference_kv", max_num_batched_tokens=5),
 }
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from holdfast.ops.attention.heads import Heads as Scores
 from holdfast.ops.backend import Ops, choose
 from holdfast.ops.places import KVState
 
@@ -106,7 +107,9 @@ def serve(lanes: list[Lane], tokens: dict[int, dict[str, Tensor]], heads: Heads)
     outputs = [
         EXACT.gated_delta(**flat, pool=delta_pool(rows, rows, heads), step=step),
         EXACT.causal_conv(x, weight(channels, 4), None, conv_pool(rows, rows, channels, 4), step),
-        EXACT.attention(flat["q"], flat["k"], flat["k"], KVState(empty, empty.clone()), table, step, 0.5),
+        EXACT.attention(
+            flat["q"], flat["k"], flat["k"], Scores(0.5), KVState(empty, empty.clone()), table, step
+        ),
     ]
     first = step.offsets.tolist()
     return {lane.row: [out[first[i] : first[i + 1]] for out in outputs] for i, lane in enumerate(lanes)}

@@ -18,7 +18,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "pages-of-16": dict(page_size=16),
     "chunks-of-50": dict(max_num_batched_tokens=50, overlap=False, page_size=32),
     "opposite-axis-order": dict(backend="reference_kv", page_size=16, fold_every=8),
-    "windows-of-5": dict(max_draft_tokens=4, page_size=16),
+    "windows-of-5": dict(speculative_config=dict(method="ngram", num_speculative_tokens=4), page_size=16),
 }
 
 

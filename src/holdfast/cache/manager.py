@@ -30,7 +30,7 @@ OFF = Match(refused="prefix caching is off")
 
 @dataclass(frozen=True)
 class Admission:
-    """A row, and all it needs to absorb the tokens known when it was admitted."""
+    """A row, and all it needs to absorb the tokens known when it was admitted, and drafts after them."""
 
     row: Row
     generation: int
@@ -85,7 +85,7 @@ class CacheManager:
         match     what `match` said of it, if nothing happened since
         """
         match = self.match(request) if match is None else match
-        wanted = pages_for(len(request.tokens), self._limits.page_size)
+        wanted = pages_for(len(request.tokens) + self._limits.max_drafts, self._limits.page_size)
         idle = sum(not node.pins for node in match.nodes)
         enough_pages = wanted + headroom - len(match.nodes) <= self._available_pages - idle
         if not self.spare_rows or not enough_pages:
@@ -158,10 +158,17 @@ class CacheManager:
     def has_grant(self, row: Row) -> bool:
         return self._holdings[row].grant is not None
 
+    def position(self, row: Row) -> int:
+        """As the last collected result had it."""
+        return self._holdings[row].position
+
     def awaits_fold(self, row: Row) -> bool:
-        """The row stands on the line it was granted a slot for. A step of no tokens would fold it."""
+        """The row has reached the line it was granted a slot for, with tokens that its request keeps. A step of no
+        tokens would fold it."""
         holding = self._holdings[row]
-        return holding.grant is not None and holding.grant.line == holding.position
+        if holding.grant is None or holding.grant.line > len(holding.request.tokens):
+            return False
+        return holding.grant.line == holding.base + self._limits.fold_every <= holding.position
 
     # --- steps are launched and collected ---
 

@@ -22,6 +22,7 @@ OTHERS = {"HOLDFAST_CACHE", "HOLDFAST_CONFIG"}
 """In the environment, but no options: where the built-in model is kept, and which YAML file to read."""
 
 SIZES = ("int | str", "int | str | None")
+PLAIN = {"int": int, "float": float, "str": str}
 
 ENGINE_HELP = {
     "device": "cpu, cuda or cuda:N",
@@ -38,7 +39,7 @@ ENGINE_HELP = {
     "memory": "all that the engine may take, like 80GiB (default: most of what is free here)",
     "load_format": f"{', '.join(LOAD_FORMATS)}; dummy needs no weights",
     "fold_every": "tokens between checkpoints of a running request",
-    "max_draft_tokens": "tokens that speculation may draft at once",
+    "speculative_config": 'how drafts are made, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'',
     "overlap": "plan a step while the one before it runs",
     "exact": "the same bits for every batch and cut, on the CPU in float32",
     "backend": "of operations",
@@ -69,7 +70,8 @@ def add_options(parser: argparse.ArgumentParser, kind: Any, told: Mapping[str, s
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_
             )
         else:
-            metavar = "SIZE" if field.type in SIZES else str(field.type).split(" | ")[0].upper()
+            first = str(field.type).split(" | ")[0]
+            metavar = "SIZE" if field.type in SIZES else first.upper() if first in PLAIN else "JSON"
             group.add_argument(
                 flag, type=_parser(str(field.type)), metavar=metavar, default=argparse.SUPPRESS, help=help_
             )
@@ -139,7 +141,7 @@ def _parser(annotation: str) -> Callable[[str], Any]:
         return _boolean
     if kinds == ["int", "str"]:
         return lambda text: int(text) if text.lstrip("-").isdigit() else text
-    return {"int": int, "float": float, "str": str}.get(kinds[0], _json)
+    return PLAIN.get(kinds[0], _json)
 
 
 def _boolean(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig
@@ -35,4 +35,4 @@ def load_model(model: str | None, config: EngineConfig) -> LLM:
         )
     if model is None:
         say(DEMO_NOTICE)
-    return LLM(model, **asdict(config))
+    return LLM(model, **{field.name: getattr(config, field.name) for field in fields(config)})

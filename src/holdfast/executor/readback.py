@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..memory.inspection import Inspection
@@ -14,13 +16,52 @@ from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
 from .sampler import Chosen
+from .speculation import Verified
+
+
+class Fetch:
+    """Tensors on their way from the device to the host: later steps may overwrite them there."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        self._host = tensors
+        if tensors and tensors[0].is_cuda:
+            self._host = tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors)
+            for host, there in zip(self._host, tensors, strict=True):
+                host.copy_(there, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if self._done is not None:
+            self._done.synchronize()
+        return self._host
+
+
+def report(committed: Committed, verified: Verified, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All that a step tells: of its lanes [4, B], of those that choose [2, C], and the tokens that it chose."""
+    lanes = torch.stack((committed.position, committed.base, committed.used, committed.missed))
+    return lanes, torch.stack((verified.accepted, verified.proposed)), chosen
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a lane: which of the step's choices it keeps, from .. to, and how many drafts there were to accept."""
+
+    begin: int = 0
+    end: int = 0
+    proposed: int = 0
+
+    @property
+    def chosen(self) -> slice:
+        return slice(self.begin, self.end)
 
 
 @dataclass(frozen=True)
 class InFlight:
     plan: StepPlan
     lanes: Lanes
-    committed: Committed
+    report: Fetch
     chosen: Chosen
     prompt_scores: PromptScores | None
     grants: dict[int, Grant]
@@ -30,9 +71,10 @@ class InFlight:
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        position, base = self.committed.position.tolist(), self.committed.base.tolist()
-        tokens = dict(zip(self.lanes.choosers, self.chosen.tokens.tolist(), strict=True))
-        logprobs = self._logprobs()
+        lanes, verified, chosen = self.report.wait()
+        position, base, used, missed = lanes.tolist()
+        outcomes = self._outcomes(verified.tolist())
+        tokens, logprobs = chosen.tolist(), self._logprobs()
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,
@@ -41,29 +83,45 @@ class InFlight:
                     row=work.row,
                     generation=work.generation,
                     position=position[lane],
-                    tokens=(tokens[lane],) if lane in tokens else (),
-                    logprobs=logprobs.get(lane, ()),
+                    tokens=tuple(tokens[outcomes[lane].chosen]),
+                    logprobs=self._best(logprobs[outcomes[lane].chosen], lane),
                     prompt_logprobs=prompt_logprobs.get(lane, ()),
                     base=base[lane],
+                    window=work.window,
+                    proposed=outcomes[lane].proposed,
                 )
                 for lane, work in enumerate(self.lanes.work)
             ),
-            used=self._grants(self.committed.used) + self.lanes.exports,
-            missed=self._grants(self.committed.missed) + self.lanes.missed_exports,
+            used=self._grants(used) + self.lanes.exports,
+            missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=time.perf_counter() - self.launched,
             findings=self.inspection.findings() if self.inspection else (),
         )
 
-    def _logprobs(self) -> dict[int, tuple[TokenLogprob, ...]]:
-        if self.chosen.logprobs is None:
-            return {}
-        scored = zip(self.lanes.choosers, self.chosen.logprobs.read(), strict=True)
-        wanted = self.chosen.wanted
-        return {lane: (logprob.best(wanted[lane]),) for lane, logprob in scored if lane in wanted}
+    def _outcomes(self, verified: list[list[int]]) -> dict[int, Outcome]:
+        """By lane; nothing was chosen for one that is absent."""
+        choices, (accepted, proposed) = self.lanes.choices, verified
+        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
+        return defaultdict(
+            Outcome,
+            {
+                lane: Outcome(begin, begin + accepted[i] + 1, proposed[i])
+                for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True)
+            },
+        )
 
-    def _grants(self, flags: Tensor) -> tuple[Grant, ...]:
+    def _logprobs(self) -> list[TokenLogprob]:
+        """Of all choices, if anybody asks for some."""
+        return [] if self.chosen.logprobs is None else self.chosen.logprobs.read()
+
+    def _best(self, logprobs: list[TokenLogprob], lane: int) -> tuple[TokenLogprob, ...]:
+        if (wanted := self.chosen.wanted.get(lane)) is None:
+            return ()
+        return tuple(logprob.best(wanted) for logprob in logprobs)
+
+    def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
         return tuple(
             self.grants[work.row]
-            for work, flag in zip(self.lanes.work, flags.tolist(), strict=True)
+            for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding
             if flag and work.row in self.grants
         )

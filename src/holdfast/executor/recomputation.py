@@ -14,9 +14,9 @@ from ..memory.inspection import Check
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import one_row
 from ..memory.state_pool import StatePool
-from ..models.base import CausalLM
 from ..plan import PageMap, RowStart
 from ..request import SamplingParams
+from ..spec.ensemble import Ensemble
 from .inputs import Lanes
 from .tables import RowTables
 
@@ -33,10 +33,11 @@ Compared = tuple[str, str, Tensor, Tensor]
 
 class Recomputation:
     def __init__(
-        self, model: CausalLM, limits: Limits, state: StatePool, kv: KVPool, tables: RowTables
+        self, model: Ensemble, limits: Limits, state: StatePool, kv: KVPool, tables: RowTables
     ) -> None:
         self._model, self._state, self._kv, self._tables = model, state, kv, tables
         device = kv.table.device
+        self._max_window = limits.max_window
         one = one_row(limits)
         self._own_slot = Slot(one.num_slots)
         self._own_state = StatePool(model.state_specs(), one, device)
@@ -44,7 +45,7 @@ class Recomputation:
         self._own_kv.map(tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(limits.pages_per_row)))
         held = [x for s in state.layers.values() for x in (*s.saved().values(), *s.rings().values())]
         held += [part for parts in kv.layers.values() for part in parts]
-        self._tolerance = 0.0 if model.ops.exact else max(TOLERANCE[x.dtype] for x in held)
+        self._tolerance = 0.0 if model.model.ops.exact else max(TOLERANCE[x.dtype] for x in held)
 
     def check(self, lanes: Lanes, step: int) -> Check | None:
         """Of one of the step's rows, when it is time. Waits for the device."""
@@ -71,11 +72,12 @@ class Recomputation:
         for layer, held in self._state.layers.items() if base == line > 0 else ():
             meant = self._own_state.layers[layer].saved()
             yield from ((layer, name, x[slot], meant[name][1]) for name, x in held.saved().items())
-        tail = torch.arange(line, position, device=self._kv.table.device)
         for layer, held in self._state.layers.items():
             own = self._own_state.layers[layer].rings()
             for name, ring in held.rings().items():
-                places = tail % ring.shape[1]
+                # drafts that were rejected lie up to a window ahead, in the places of what is needed no more
+                first = max(line, position + self._max_window - ring.shape[1])
+                places = torch.arange(first, position, device=ring.device) % ring.shape[1]
                 yield layer, name, ring[row, places], own[name][1, places]
         pages = self._kv.table[row]
         for layer, parts in self._kv.layers.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,32 +14,36 @@ from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
 from ..memory.state_pool import Committed, StatePool
-from ..models.base import CausalLM
 from ..plan import Grant, StepPlan
+from ..spec.ensemble import Ensemble
 from .inputs import Inputs, Lanes
 from .prompt_scores import PromptScorer
-from .readback import InFlight
+from .readback import Fetch, InFlight, report
 from .recomputation import Recomputation
 from .sampler import Chosen, Sampler
+from .speculation import Drafted, Speculation, Verified
 from .tables import RowTables
 
 
 class Runner:
     def __init__(
-        self, model: CausalLM, limits: Limits, device: torch.device, *, sanitizer: str = "off"
+        self, ensemble: Ensemble, limits: Limits, device: torch.device, *, sanitizer: str = "off"
     ) -> None:
-        self.model = model
-        self.state = StatePool(model.state_specs(), limits, device)
-        self.kv = KVPool(model.kv_specs(), limits, device)
+        self.ensemble, self.model = ensemble, ensemble.model
+        self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
+        self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
         self.inputs = Inputs(limits, device)
-        self.sampler = Sampler(model.ops, self.tables, self.inputs.adjusted)
+        self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
+        self.speculation = Speculation(self.tables, limits, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
-        self.prompt_scorer = PromptScorer(model, self.tables, self.inputs.scored, block)
+        self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
         full = sanitizer == "full"
         self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
-        self.recomputation = Recomputation(model, limits, self.state, self.kv, self.tables) if full else None
+        self.recomputation = None
+        if full:
+            self.recomputation = Recomputation(ensemble, limits, self.state, self.kv, self.tables)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -46,15 +51,18 @@ class Runner:
         self._apply(plan)
         lanes = self.inputs.fill(plan)
         batch = self._batch(lanes)
-        hidden = self.model(batch)
+        hidden = self.ensemble(batch)
         chosen = self._choose(hidden, batch, lanes)
         prompt_scores = self.prompt_scorer.score(hidden, batch, lanes)
-        committed = self.state.commit(step=batch.step, accepted=batch.step.counts)
-        inspection = self._inspect(batch, lanes, chosen, committed, plan.step)
+        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
+        committed = self.state.commit(step=batch.step, accepted=verified.certain)
+        self._settle(batch, lanes, chosen, verified, committed, plan.step)
+        drafted = self.speculation.propose(committed, lanes, self.sampler, self.state, self.kv)
+        inspection = self._inspect(lanes, drafted, plan.step)
         return InFlight(
             plan=plan,
             lanes=lanes,
-            committed=committed,
+            report=Fetch(*report(committed, verified, chosen.tokens)),
             chosen=chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
@@ -65,6 +73,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
+        self.speculation.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
@@ -83,43 +92,59 @@ class Runner:
             offsets=lanes.offsets,
             num_windows=lanes.num_windows,
             longest_window=lanes.longest_window,
+            window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
         )
-        positions = step.position[lanes.lane] + lanes.offset
-        tokens = self.tables.tokens[lanes.rows[lanes.lane], positions]
+        rows, positions, tokens = self.model.ops.absorbed(
+            self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
+        )
+        step = replace(step, token_places=(rows, positions))
         return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
 
     def _choose(self, hidden: Tensor, batch: Batch, lanes: Lanes) -> Chosen:
-        """The next token of every lane that asks for one, written where the next step will read it."""
-        rows = lanes.rows[lanes.sampled]
-        position = (batch.step.position + batch.step.counts)[lanes.sampled]
-        logits = self.model.logits(hidden[lanes.offsets[lanes.sampled + 1] - 1])
-        chosen = self.sampler.choose(logits, rows, position, lanes)
-        self.tables.tokens[rows, position] = chosen.tokens
-        return chosen
+        """A token after the last one known of every lane that asks for one, and after each of its drafts."""
+        after = lanes.choices.after
+        rows, position = lanes.rows[lanes.lane[after]], batch.positions[after] + 1
+        return self.sampler.choose(self.model.logits(hidden[after]), rows, position, lanes)
 
-    def _inspect(
-        self, batch: Batch, lanes: Lanes, chosen: Chosen, committed: Committed, step: int
-    ) -> Inspection | None:
+    def _settle(
+        self,
+        batch: Batch,
+        lanes: Lanes,
+        chosen: Chosen,
+        verified: Verified,
+        committed: Committed,
+        step: int,
+    ) -> None:
         if self.sanitizer is None:
-            return None
-        recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
-        return self.sanitizer.settle(
+            return
+        choices = lanes.choices
+        chose = list(choices.choosers) if lanes.uniform else slice(None)
+        self.sanitizer.settle(
             Done(
                 number=step,
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
                 positions=batch.positions,
-                choosers=lanes.choosers,
-                chosen=chosen.tokens,
+                choosers=choices.choosers,
+                chosen=choices.by_lane(chosen.tokens)[chose],
+                accepted=verified.accepted[chose],
                 granted={
                     lane: grant
                     for lane, work in enumerate(lanes.work)
-                    if (grant := self._grants.get(work.row)) and grant.line > work.position - self.state.grid
+                    if (grant := self._grants.get(work.row))
+                    and grant.line > work.position - work.uncertain - self.state.grid
                 },
                 used=committed.used,
                 exports=lanes.exports,
-            ),
-            () if recomputed is None else (recomputed,),
+            )
         )
+
+    def _inspect(self, lanes: Lanes, drafted: Drafted | None, step: int) -> Inspection | None:
+        if self.sanitizer is None:
+            return None
+        if drafted is not None:
+            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+        recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
+        return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -6,13 +6,15 @@ step needs does not happen: if all are greedy, there is an argmax and nothing el
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..ids import Row
 from ..ops.backend import Ops
-from ..plan import RowStart, RowWork
+from ..ops.sampling.reference import SamplingRows
+from ..plan import RowStart
 from ..request import SamplingParams
 from .inputs import Buffer, Lanes
 from .logprobs import Logprobs, score
@@ -22,7 +24,7 @@ from .tables import RowTables
 @dataclass(frozen=True)
 class Chosen:
     tokens: Tensor
-    """[S], for `lanes.choosers`"""
+    """[S], for `lanes.choices`"""
     logprobs: Logprobs | None
     wanted: dict[int, int]
     """Alternatives asked for, by lane; a lane that is absent wants no log-probabilities."""
@@ -39,31 +41,50 @@ class Sampler:
         self._params.update((start.row, start.params) for start in starts)
 
     def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Chosen:
-        """Of logits [S, vocab] for `lanes.choosers`, whose tokens will stand at `position`."""
-        work = [lanes.work[lane] for lane in lanes.choosers]
-        params = [self._params[w.row] for w in work]
-        sampling = self._tables.sampling(
-            rows, position, draws=any(p.draws for p in params), truncates=any(p.truncates for p in params)
-        )
-        tokens = self._ops.sample(self._adjust(logits, rows, position, work, lanes.turn), sampling)
-        asked = zip(lanes.choosers, (p.logprobs for p in params), strict=True)
+        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
+        params = self._params_of(lanes)
+        sampling = self._sampling(rows, position, params)
+        tokens = self._ops.sample(self._adjust(logits, rows, position, lanes), sampling)
+        asked = zip(lanes.choices.choosers, (p.logprobs for p in params), strict=True)
         wanted = {lane: count for lane, count in asked if count is not None}
         logprobs = score(self._ops, logits, tokens, max(wanted.values())) if wanted else None
         return Chosen(tokens, logprobs, wanted)
 
-    def _adjust(
-        self, logits: Tensor, rows: Tensor, position: Tensor, work: list[RowWork], turn: int
-    ) -> Tensor:
+    def guesser(self, rows: Tensor, lanes: Lanes) -> Callable[[Tensor, Tensor], Tensor]:
+        """How a drafter chooses for the lanes that chose: from logits [C, vocab] and positions [C], with the noise
+        of those positions. Penalties and biases are left to the verification."""
+        params = self._params_of(lanes)
+
+        def guess(logits: Tensor, position: Tensor) -> Tensor:
+            return self._ops.sample(logits, self._sampling(rows, position, params))
+
+        return guess
+
+    def _params_of(self, lanes: Lanes) -> list[SamplingParams]:
+        return [self._params[lanes.work[lane].row] for lane in lanes.choices.choosers]
+
+    def _sampling(self, rows: Tensor, position: Tensor, params: list[SamplingParams]) -> SamplingRows:
+        return self._tables.sampling(
+            rows, position, draws=any(p.draws for p in params), truncates=any(p.truncates for p in params)
+        )
+
+    def _adjust(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Tensor:
         """A copy in which the rows that ask for it are adjusted; the logits themselves if none does."""
-        asking = [place for place, w in enumerate(work) if self._params[w.row].adjusts]
+        choosing = zip(lanes.choices.begins, (lanes.work[i] for i in lanes.choices.choosers), strict=True)
+        asking = {
+            begin + place: work
+            for begin, work in choosing
+            if self._params[work.row].adjusts
+            for place in range(work.window.most_chosen)
+        }
         if not asking:
             return logits
-        places = self._adjusted.fill(asking, turn)
-        lengths = (work[i].position + work[i].tokens for i in asking if self._params[work[i].row].penalises)
+        places = self._adjusted.fill(list(asking), lanes.turn)
+        lengths = (w.position + w.tokens for w in asking.values() if self._params[w.row].penalises)
         adjustments = self._tables.adjustments(
             rows[places],
             position[places],
-            entries=max(self._tables.num_entries(work[i].row) for i in asking),
+            entries=max(self._tables.num_entries(work.row) for work in asking.values()),
             history=max(lengths, default=0),
         )
         return logits.float().index_copy(0, places, self._ops.adjust(logits[places], adjustments))

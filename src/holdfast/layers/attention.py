@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 
 from ..config import ConfigError
 from ..memory.spec import KVSpec
+from ..ops.attention.heads import HeadNorms, Heads, Turn
 from .batch import Batch, Build
 from .linear import Linear, MergedLinear, RMSNorm
 from .rotary import Rotary
@@ -69,17 +69,26 @@ class Attention(nn.Module):
         queries = queries.unflatten(-1, (-1, dim * (2 if self.shape.gated else 1)))
         queries, gate = queries[..., :dim], queries[..., dim:]
         keys, values = keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
-        if not self.shape.whole_norm:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        if self.rotary is not None:
-            cos, sin = batch.step.once(self.rotary, partial(self.rotary, batch.positions))
-            queries, keys = self.ops.rotate(queries, cos, sin), self.ops.rotate(keys, cos, sin)
         mixed = self.ops.attention(
-            queries, keys, values, batch.kv.layers[self.name], batch.kv.table, batch.step, self.scale
+            queries,
+            keys,
+            values,
+            self._heads(),
+            batch.kv.layers[self.name],
+            batch.kv.table,
+            batch.step,
         )
         if self.shape.gated:
-            mixed = mixed * self.ops.sigmoid(gate)
+            mixed = self.ops.sigmoid_mul(gate, mixed)
         return self.o_proj(mixed.flatten(1))
+
+    def _heads(self) -> Heads:
+        shape, rotary = self.shape, self.rotary
+        norms = None
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm) and not shape.whole_norm:
+            zero_centred = shape.zero_centred_norm
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, zero_centred)
+        return Heads(self.scale, norms, None if rotary is None else Turn(rotary.cos, rotary.sin))
 
 
 def _norm(build: Build, shape: AttentionShape, heads: int) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..config import ConfigError
 from ..distributed.group import Shard
 from ..memory.spec import ConvSpec, StateSpec, TensorSpec
+from ..ops.gated_delta.front import DeltaInputs, DeltaWeights
 from .batch import Batch, Build
 from .linear import Linear, MergedLinear, Part, in_order, merged_parameter, parameter
 
@@ -59,7 +60,6 @@ class DeltaNet(nn.Module):
         self.a_log = parameter((per_head.local_size,), torch.float32, per_head)
         self.norm_weight = parameter((shape.value_dim,), build.dtype)
         self.out_proj = Linear(build, values, shape.hidden, split="in")
-        _, self.keys, self.values = (section.length for section in qkv.sections())
         self.state_spec = self._declare(build, qkv.local_size)
 
     def _declare(self, build: Build, channels: int) -> StateSpec:
@@ -86,15 +86,10 @@ class DeltaNet(nn.Module):
         shape, state = self.shape, batch.state.layers[self.name]
         assert state.temporal is not None
         qkv, z, b, a = self.in_proj(x)
-        mixed = self.ops.causal_conv(qkv, self.conv_weight[:, 0], None, state.conv["qkv"], batch.step)
-        qk, v = self.ops.silu(mixed).to(x.dtype).split_with_sizes((2 * self.keys, self.values), -1)
-        q, k = self.ops.l2_norm(qk.unflatten(-1, (-1, shape.key_dim))).chunk(2, 1)
-        out = self.ops.gated_delta(
-            q * shape.key_dim**-0.5,
-            k.to(x.dtype),  # as the journal keeps it: window, journal and chunk form see the same bits
-            v.unflatten(-1, (-1, shape.value_dim)),
-            -self.a_log.exp() * self.ops.softplus(a.float() + self.dt_bias),
-            self.ops.sigmoid(b.float()) * shape.beta_scale,
+        out = self.ops.delta_net(
+            DeltaInputs(qkv, b, a),
+            DeltaWeights(self.conv_weight[:, 0], self.a_log, self.dt_bias, shape.beta_scale),
+            state.conv["qkv"],
             state.temporal,
             batch.step,
         )

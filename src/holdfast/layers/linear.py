@@ -130,6 +130,15 @@ class MergedLinear(nn.Module):
         return self.ops.linear(x, self.weight, self.bias).split_with_sizes(self.sizes, -1)
 
 
+Stream = tuple[Tensor, Tensor | None]
+"""The residual stream, and what is yet to be added to it: the next norm does that in passing."""
+
+
+def summed(stream: Stream) -> Tensor:
+    x, added = stream
+    return x if added is None else x + added
+
+
 class Embedding(nn.Module):
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -147,3 +156,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=self.zero_centred)
+
+    def of_stream(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """The stream, summed, and its norm."""
+        x, added = stream
+        if added is None:
+            return x, self(x)
+        return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred)

@@ -30,7 +30,7 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.ops = build.ops
-        self.activation = {"silu": build.ops.silu, "gelu": build.ops.gelu}[activation]
+        self.activation = activation
         self.gate_up_proj = MergedLinear(
             build, hidden, {"gate_proj": (inner,), "up_proj": (inner,)}, bias=bias
         )
@@ -38,4 +38,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x)
-        return self.down_proj(self.activation(gate).mul_(up))
+        inner = self.ops.silu_mul(gate, up) if self.activation == "silu" else self.ops.gelu(gate).mul_(up)
+        return self.down_proj(inner)

@@ -24,9 +24,8 @@ class ShortConv(nn.Module):
         self.state_spec = StateSpec(conv={"x": ConvSpec(shard.local_size, width, build.dtype)})
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        before, after, x = self.in_proj(x).chunk(3, -1)
         state = batch.state.layers[self.name]
-        mixed = self.ops.causal_conv(
-            before * x, self.conv_weight[:, 0], self.conv_bias, state.conv["x"], batch.step
+        mixed = self.ops.short_conv(
+            self.in_proj(x), self.conv_weight[:, 0], self.conv_bias, state.conv["x"], batch.step
         )
-        return self.out_proj(after * mixed.to(x.dtype))
+        return self.out_proj(mixed)

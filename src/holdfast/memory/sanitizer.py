@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class Done:
 
     work               of each lane
     tokens, positions  [T] of the flat batch
-    choosers, chosen   lanes that chose a token, and which
+    choosers           lanes that chose tokens;  chosen  [C, D + 1]: in the place of each draft, and after the last
+    accepted           [C]: drafts that are certain now
     granted, used      by lane: the grant that was outstanding; was it used
     exports            those that the step has filled
     """
@@ -51,6 +53,7 @@ class Done:
     positions: Tensor
     choosers: tuple[int, ...]
     chosen: Tensor
+    accepted: Tensor
     granted: Mapping[int, Grant]
     used: Tensor
     exports: tuple[Grant, ...]
@@ -77,13 +80,15 @@ def one_row(limits: Limits) -> Limits:
 
 
 class Sanitizer:
-    """The runner calls `apply` before a step and `settle` after it."""
+    """The runner calls `apply` before a step, `settle` after it, and `settle_drafts` when more has been drafted."""
 
     def __init__(self, state: StatePool, kv: KVPool, limits: Limits, *, poison: bool = False) -> None:
         device, rows = kv.table.device, limits.max_num_seqs
         self._device, self._page_size, self._grid = device, limits.page_size, limits.fold_every
         self._chains = Chains(rows, limits.pages_per_row * limits.page_size, device)
         self._tickets = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._stand = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        """Of each row: tokens absorbed and certain. How many drafts were accepted, no plan knows."""
         self._span = torch.zeros(2, rows + 1, dtype=torch.int64, device=device)
         """Of each row: the tokens that this step may write, from .. to; none, if it is not of this step."""
         self._slot_owner = torch.full((limits.num_slots + 1,), NOBODY, device=device)
@@ -145,6 +150,7 @@ class Sanitizer:
         self._generations[start.row] = start.generation
         self._shared[start.row] = start.base // self._page_size
         self._chains.start(start.row, start.tokens)
+        self._stand[start.row] = start.base
         self._tickets[start.row] = start.generation * len(self._tickets) + start.row
         if start.own_slot:
             self._slot_owner[start.own_slot] = self._tickets[start.row]
@@ -167,8 +173,8 @@ class Sanitizer:
 
     # --- after it: what was done ---
 
-    def settle(self, done: Done, further: Sequence[Check] = ()) -> Inspection:
-        """Compare all that the step told, and stamp what it wrote. `further` checks are reported with it."""
+    def settle(self, done: Done) -> None:
+        """Compare all that the step told, and stamp what it wrote."""
         self._check_cursors(done)
         groups = self._accesses.take()
         for group in groups:
@@ -179,28 +185,85 @@ class Sanitizer:
         self._check_contexts(groups, done.work)
         self._check_all_wrote(groups, done.work)
         self._check_published(done)
-        if self._poison:
-            self._checks.append(self._poison.check_padding())
-        return Inspection(done.number, self._generations, [*self._checks, *further])
+        self._check_accepted(done)  # last: it is drafts that were written, not what was chosen in their place
+
+    def settle_drafts(self, rows: Tensor, position: Tensor, drafts: Tensor) -> None:
+        """The same for what a drafter did to make drafts [N, depth], ahead of where rows [N] stand."""
+        groups = self._accesses.take()
+        if not groups:
+            return
+        for place, tokens in enumerate(drafts.unbind(1)):
+            self._chains.extend(rows, position + 1 + place, tokens)
+        self._span.zero_()
+        self._span[:, rows] = torch.stack((position, position + drafts.shape[1]))
+        self._absorbed = _Places(rows[:0], rows[:0], rows[:0])
+        for group in groups:
+            if group.what == "write" and isinstance(group.place, Checkpoints):
+                self._blame(
+                    "write", self._names(group), group.place.rows.tolist(), 0
+                )  # nothing may be folded
+            elif group.what == "write":
+                self._check_write(group)
+            elif isinstance(group.place, Context):
+                self._compare_contexts("read", group.states, [group.place])
+            else:
+                self._check_read(group)
+
+    def inspection(self, number: int, further: Sequence[Check] = ()) -> Inspection:
+        """Of the step that was settled. `further` checks are reported with it."""
+        padding = [self._poison.check_padding()] if self._poison else []
+        return Inspection(number, self._generations, [*self._checks, *padding, *further])
 
     def _check_cursors(self, done: Done) -> None:
         """Does every lane stand where the plan means it to, and take the tokens that it means?"""
         work, step = done.work, done.step
-        rows, begin, tokens = self._tensor(
-            [[w.row for w in work], [w.position for w in work], [w.tokens for w in work]]
+        rows, most, least, tokens = self._tensor(
+            [
+                [w.row for w in work],
+                [w.position for w in work],
+                [w.position - w.uncertain for w in work],
+                [w.tokens for w in work],
+            ]
         )
-        end = begin + tokens
+        begin = self._stand[rows]
+        self._stand[rows] = begin + tokens
         self._span.zero_()
-        self._span[:, rows] = torch.stack((begin, end))
-        lost = (step.rows != rows) | (step.position != begin)
+        self._span[:, rows] = torch.stack((begin, begin + tokens))
+        lost = (step.rows != rows) | (step.position != begin) | (begin > most) | (begin < least)
         self._add("cursor", [("-", "cursors")], _Places(rows, begin, step.rows.clone()), None, lost)
         owners = rows.repeat_interleave(tokens)
         self._absorbed = _Places(owners, done.positions + 1, owners)
+        for places in self._draft_places(work):  # the device knows tokens that no plan has sent
+            self._chains.extend(owners[places], done.positions[places], done.tokens[places])
         other = self._chains.differ(owners, done.positions, done.tokens)
         self._add("read", [("-", "tokens")], self._absorbed, None, other)
-        if done.choosers:  # the device knows tokens that no plan has sent
-            some = slice(None) if len(done.choosers) == len(work) else self._tensor(done.choosers)
-            self._chains.extend(rows[some], end[some], done.chosen)
+
+    def _draft_places(self, work: Sequence[RowWork]) -> list[Tensor]:
+        """In the flat batch: those of the first draft of every lane, of the second, and so on."""
+        ends = list(accumulate(w.tokens for w in work))
+        most = max((w.window.drafts for w in work), default=0)
+        return [
+            self._tensor(
+                [end - w.window.drafts + n for w, end in zip(work, ends, strict=True) if n < w.window.drafts]
+            )
+            for n in range(most)
+        ]
+
+    def _check_accepted(self, done: Done) -> None:
+        """Every draft that was accepted is what was chosen in its place; and the row stands behind it now."""
+        if not done.choosers:
+            return
+        chose = [done.work[lane] for lane in done.choosers]
+        rows, drafts = self._tensor([[w.row for w in chose], [w.window.drafts for w in chose]])
+        self._stand[rows] += done.accepted - drafts
+        stand, place = self._stand[rows], torch.arange(done.chosen.shape[1] - 1, device=self._device)
+        drafted = (stand - done.accepted)[:, None] + place
+        owners = rows[:, None].expand_as(drafted)
+        other = self._chains.differ(owners, drafted, done.chosen[:, :-1])
+        wrong = (other & (place < done.accepted[:, None])).any(1) | (done.accepted > drafts)
+        self._add("accept", [("-", "tokens")], _Places(rows, stand, rows), None, wrong)
+        bonus = done.chosen.gather(1, done.accepted.clamp(0, len(place))[:, None])[:, 0]
+        self._chains.extend(rows, stand, bonus)
 
     def _check_read(self, group: Group) -> None:
         place = group.place
@@ -236,12 +299,15 @@ class Sanitizer:
 
     def _check_contexts(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
         """Those that were read by the same layers in one go; and each must be all of what the row has."""
-        end = {int(w.row): w.position + w.tokens for w in work}
+        begins = {int(w.row): range(w.position - w.uncertain, w.position + 1) for w in work}
+        tokens = {int(w.row): w.tokens for w in work}
         contexts: dict[tuple[int, ...], list[Context]] = {}
         for group in groups:
             if isinstance(place := group.place, Context):
                 contexts.setdefault(tuple(group.states), []).append(place)
-                if place.length != end.get(place.row) or len(place.pages) != self._pages_for(place.length):
+                begin = place.length - tokens.get(place.row, 0)
+                whole = len(place.pages) == self._pages_for(place.length)
+                if begin not in begins.get(place.row, ()) or not whole:
                     self._blame("read", self._names(group), [place.row], place.length)
         for states, several in contexts.items():
             self._compare_contexts("read", states, several)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
+from ..ops.backend import REFERENCE, Ops
+from ..ops.cursors.reference import Committed, Cursors, Standing
 from ..ops.places import ConvState, TemporalState
 from ..ops.step import Export, StateStep, Tree
 from ..plan import Grant, RowStart
@@ -42,34 +44,11 @@ class LayerState:
         return held if self.temporal is None else {**held, **self.temporal.journal}
 
 
-@dataclass(frozen=True)
-class Cursors:
-    """One value per row; row 0 is padding and stays as it is."""
-
-    own_slot: Tensor
-    read_slot: Tensor
-    base: Tensor
-    length: Tensor
-    grant_slot: Tensor
-    grant_line: Tensor
-
-    @staticmethod
-    def allocate(rows: int, device: torch.device) -> Cursors:
-        return Cursors(*(torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(6)))
-
-
-@dataclass(frozen=True)
-class Committed:
-    """Per lane: where the row and its checkpoint stand now, and what became of its grant."""
-
-    position: Tensor
-    base: Tensor
-    used: Tensor
-    missed: Tensor
-
-
 class StatePool:
-    def __init__(self, specs: Mapping[str, StateSpec], limits: Limits, device: torch.device) -> None:
+    def __init__(
+        self, specs: Mapping[str, StateSpec], limits: Limits, device: torch.device, ops: Ops = REFERENCE
+    ) -> None:
+        self.ops = ops
         self.grid = limits.fold_every
         self.cursors = Cursors.allocate(limits.max_num_seqs, device)
         self.layers = {name: _allocate(spec, limits, device) for name, spec in specs.items()}
@@ -101,28 +80,44 @@ class StatePool:
         longest_window: int,
         exports: tuple[Export, ...] = (),
         tree: Tree | None = None,
+        window_tokens: int | None = None,
     ) -> StateStep:
         """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
-        at = self.cursors
-        base, position = at.base[rows], at.base[rows] + at.length[rows]
-        window = torch.arange(len(rows), device=rows.device) < num_windows
-        after_window = base + self.grid * (at.length[rows] >= self.grid)
-        after_run = (position + counts) // self.grid * self.grid
-        end_base = torch.where(rows > 0, torch.where(window, after_window, after_run), base)
+        stood = self.ops.begin(self.cursors, rows, counts, num_windows=num_windows, grid=self.grid)
         return StateStep(
             rows=rows,
             counts=counts,
             offsets=offsets,
-            position=position,
-            base=base,
-            read_slot=at.read_slot[rows],
-            end_base=end_base,
-            write_slot=torch.where(self._granted(rows, end_base), at.grant_slot[rows], at.own_slot[rows]),
+            position=stood.position,
+            base=stood.base,
+            read_slot=stood.read_slot,
+            end_base=stood.end_base,
+            write_slot=stood.write_slot,
             num_windows=num_windows,
             longest_window=longest_window,
             grid=self.grid,
             exports=exports,
             tree=tree,
+            window_tokens=window_tokens,
+        )
+
+    def look_ahead(self, *, rows: Tensor, by: int) -> StateStep:
+        """One token for each row, `by` positions beyond where it stands. It is uncertain: its entry is appended, but
+        nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites it."""
+        at, count = self.cursors, len(rows)
+        base = at.base[rows]
+        return StateStep(
+            rows=rows,
+            counts=torch.ones_like(rows),
+            offsets=torch.arange(count + 1, device=rows.device),
+            position=base + at.length[rows] + by,
+            base=base,
+            read_slot=at.read_slot[rows],
+            end_base=base,
+            write_slot=at.own_slot[rows],
+            num_windows=count,
+            longest_window=1,
+            grid=self.grid,
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
@@ -137,23 +132,8 @@ class StatePool:
 
     def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
-        at, lanes = self.cursors, step.rows.nonzero().flatten()
-        folded = step.end_base > step.base
-        granted = self._granted(step.rows, step.end_base)
-        passed = (at.grant_slot[step.rows] > 0) & (at.grant_line[step.rows] <= step.end_base)
-        position = step.position + torch.where(step.rows > 0, accepted, 0)
-        used, missed = granted & folded, passed & ~(granted & folded)
-
-        rows = step.rows[lanes]
-        at.read_slot[rows] = torch.where(folded, step.write_slot, step.read_slot)[lanes]
-        at.base[rows] = step.end_base[lanes]
-        at.length[rows] = (position - step.end_base)[lanes]
-        at.grant_slot[rows] = torch.where(passed, 0, at.grant_slot[step.rows])[lanes]
-        at.grant_line[rows] = torch.where(passed, 0, at.grant_line[step.rows])[lanes]
-        return Committed(position=position, base=step.end_base, used=used, missed=missed)
-
-    def _granted(self, rows: Tensor, line: Tensor) -> Tensor:
-        return (self.cursors.grant_slot[rows] > 0) & (self.cursors.grant_line[rows] == line)
+        stood = Standing(step.position, step.base, step.read_slot, step.end_base, step.write_slot)
+        return self.ops.commit(self.cursors, step.rows, stood, accepted)
 
     @property
     def slot_bytes(self) -> int:

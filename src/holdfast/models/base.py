@@ -12,34 +12,38 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream
 from ..memory.spec import KVSpec, StateSpec
+from ..ops.backend import Ops
 
 Rules = Sequence[tuple[str, str | None]]
 """(pattern of a name in the files, the parameter's name here or None if it is not used), the first match wins."""
+
+Rename = Callable[[str], str | None]
 
 
 class MixerBlock(nn.Module):
     """x + mixer(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer_norm, self.mixer = mixer_norm, mixer
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return x + self.mixer(self.mixer_norm(x), batch)
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mixer_norm.of_stream(stream)
+        return x, self.mixer(normed, batch)
 
 
 class Block(MixerBlock):
     """x + mixer(norm(x)), then x + mlp(norm(x))"""
 
-    def __init__(self, mixer_norm: nn.Module, mixer: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, mixer_norm: RMSNorm, mixer: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
         super().__init__(mixer_norm, mixer)
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = super().forward(x, batch)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mlp_norm.of_stream(super().forward(stream, batch))
+        return x, self.mlp(normed)
 
 
 class CausalLM(nn.Module):
@@ -56,7 +60,7 @@ class CausalLM(nn.Module):
         embed_scale: float = 1.0,
         logits_scale: float = 1.0,
     ) -> None:
-        """blocks: modules that take (x, batch). The scales multiply embeddings and logits."""
+        """blocks: they take (stream, batch) and give the stream. The scales multiply embeddings and logits."""
         super().__init__()
         self.ops = build.ops
         self.embed_scale, self.logits_scale = embed_scale, logits_scale
@@ -68,32 +72,38 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden], normed."""
-        x = self.embed(batch.tokens).to(self.residual_dtype)
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
+        stream: Stream = self.embeddings(batch.tokens), None
         for block in self.blocks:
-            x = block(x, batch)
-        return self.norm(x)
+            stream = block(stream, batch)
+        return self.norm.of_stream(stream)[1]
+
+    def embeddings(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens).to(self.residual_dtype)
+        return x if self.embed_scale == 1.0 else x * self.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)
         return logits if self.logits_scale == 1.0 else logits * self.logits_scale
 
-    def pack(self, device: str) -> None:
-        """Lay the weights of linear layers out as the operations like them best on that device."""
-        for layer in self.modules():
-            if isinstance(layer, (Linear, MergedLinear)):
-                layer.weight.data = self.ops.packed(layer.weight.data, device)
-
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
-        return {layer.name: layer.state_spec for layer in self._layers_with("state_spec")}
+        return declared(self, "state_spec")
 
     def kv_specs(self) -> dict[str, KVSpec]:
-        return {layer.name: layer.kv_spec for layer in self._layers_with("kv_spec")}
+        return declared(self, "kv_spec")
 
-    def _layers_with(self, declaration: str) -> list[Any]:
-        return [module for module in self.modules() if hasattr(module, declaration)]
+
+def pack(model: nn.Module, ops: Ops, device: str) -> None:
+    """Lay the weights of linear layers out as the operations like them best on that device."""
+    for layer in model.modules():
+        if isinstance(layer, (Linear, MergedLinear)):
+            layer.weight.data = ops.packed(layer.weight.data, device)
+
+
+def declared(model: nn.Module, declaration: str) -> dict[str, Any]:
+    """What its layers say that they keep, by their names."""
+    layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, declaration)]
+    return {layer.name: getattr(layer, declaration) for layer in layers}
 
 
 @dataclass(frozen=True)
@@ -104,15 +114,17 @@ class Architecture:
     facts   what the engine sizes itself by
     build   the model, its weights not yet loaded
     rules   the weight map
+    mtp     the head by which the model predicts the token after next, if it may have one
     """
 
     parse: Callable[[Mapping[str, Any]], Any]
     facts: Callable[[Any], ModelFacts]
     build: Callable[[Build, Any], CausalLM]
     rules: Callable[[Any], Rules]
+    mtp: Callable[[Build, Any], Any] | None = None
 
 
-def renamer(rules: Rules) -> Callable[[str], str | None]:
+def renamer(rules: Rules) -> Rename:
     """A name that no rule matches stays as it is, and is reported by the loader as unknown."""
     compiled = [(re.compile(pattern), target) for pattern, target in rules]
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import ModelFacts
 from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Batch, Build
-from ..layers.linear import RMSNorm
+from ..layers.linear import RMSNorm, Stream
 from ..layers.mamba2 import Mamba2, Mamba2Shape
 from ..layers.mlp import GatedMLP
 from ..layers.moe import MoE, MoEShape
@@ -102,13 +102,16 @@ def _moe(fields: Fields, hidden: int, shared_inner: int) -> MoEShape | None:
 class ScaledBlock(Block):
     """What mixer and feed-forward network add to the residual stream is multiplied before."""
 
-    def __init__(self, scale: float, *parts: nn.Module) -> None:
-        super().__init__(*parts)
+    def __init__(
+        self, scale: float, mixer_norm: RMSNorm, mixer: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module
+    ) -> None:
+        super().__init__(mixer_norm, mixer, mlp_norm, mlp)
         self.scale = scale
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), batch) * self.scale
-        return x + self.mlp(self.mlp_norm(x)) * self.scale
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mixer_norm.of_stream(stream)
+        x, normed = self.mlp_norm.of_stream((x, self.mixer(normed, batch) * self.scale))
+        return x, self.mlp(normed) * self.scale
 
 
 def facts(config: GraniteConfig) -> ModelFacts:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import ModelFacts
 from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Batch, Build
-from ..layers.linear import RMSNorm
+from ..layers.linear import RMSNorm, Stream
 from ..layers.linear_attention import LinearAttention, LinearAttentionShape
 from ..layers.moe import MoE, MoEShape
 from ..layers.rotary import Rotary
@@ -124,11 +124,11 @@ class NormedBlock(nn.Module):
         self.mixer, self.mlp = mixer, mlp
         self.mixer_weights, self.mlp_weights = weights
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        x = self.mixer_norm(x)
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        _, x = self.mixer_norm.of_stream(stream)
         x = x * self.mixer_weights.carried + self.mixer(x, batch) * self.mixer_weights.added
         x = self.mlp_norm(x)
-        return x * self.mlp_weights.carried + self.mlp(x) * self.mlp_weights.added
+        return x * self.mlp_weights.carried, self.mlp(x) * self.mlp_weights.added
 
 
 def facts(config: MiniMaxConfig) -> ModelFacts:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import ConfigError, ModelFacts
 from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Batch, Build
-from ..layers.linear import RMSNorm
+from ..layers.linear import RMSNorm, Stream
 from ..layers.mamba2 import Mamba2, Mamba2Shape
 from ..layers.mlp import MLP
 from ..layers.moe import MoE, MoEShape
@@ -183,8 +183,9 @@ def _moe(fields: Fields, hidden: int, bias: bool) -> MoEShape:
 class FeedForwardBlock(MixerBlock):
     """x + mixer(norm(x)), of a mixer that sees one token at a time."""
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return x + self.mixer(self.mixer_norm(x))
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x, normed = self.mixer_norm.of_stream(stream)
+        return x, self.mixer(normed)
 
 
 def facts(config: NemotronHConfig) -> ModelFacts:

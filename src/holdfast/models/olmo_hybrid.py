@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import ModelFacts
 from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Batch, Build
 from ..layers.delta_net import DeltaNet, DeltaNetShape
-from ..layers.linear import RMSNorm
+from ..layers.linear import RMSNorm, Stream, summed
 from ..layers.mlp import GatedMLP
 from ..layers.rotary import Rotary
 from ..ops.rope.reference import RotarySpec
@@ -110,9 +110,10 @@ class NormedAfterBlock(nn.Module):
         self.mixer_norm, self.mixer = mixer_norm, mixer
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+    def forward(self, stream: Stream, batch: Batch) -> Stream:
+        x = summed(stream)
         x = x + self.mixer_norm(self.mixer(x, batch))
-        return x + self.mlp_norm(self.mlp(x))
+        return x, self.mlp_norm(self.mlp(x))
 
 
 def facts(config: OlmoHybridConfig) -> ModelFacts:

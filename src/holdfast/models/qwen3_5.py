@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..config import ModelFacts
+from ..config import ConfigError, ModelFacts
 from ..layers.attention import Attention, AttentionShape
 from ..layers.batch import Build
 from ..layers.delta_net import DeltaNet, DeltaNetShape
@@ -19,6 +19,7 @@ from ..layers.rotary import Rotary
 from ..ops.rope.reference import RotarySpec
 from .base import Architecture, Block, CausalLM, Rules
 from .fields import Fields, rotary
+from .mtp import MTPHead
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -38,6 +39,7 @@ class Qwen35Config:
     moe: MoEShape | None = None
     dense_layers: frozenset[int] = frozenset()
     """Those without experts, if others have them."""
+    mtp_layers: int = 1
 
 
 def parse(values: Mapping[str, Any]) -> Qwen35Config:
@@ -67,9 +69,7 @@ def read(
     fields.only("hidden_act", "silu")
     fields.only("attn_output_gate", True)
     fields.only("output_gate_type", "swish", "silu")
-    fields.ignore(
-        "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"
-    )
+    fields.ignore("mamba_ssm_dtype", "mtp_use_dedicated_embeddings", "mlp_only_layers")
     config = Qwen35Config(
         vocab_size=fields.integer("vocab_size"),
         hidden=hidden,
@@ -100,6 +100,7 @@ def read(
         kinds=_kinds(fields),
         moe=moe,
         dense_layers=dense_layers,
+        mtp_layers=fields.integer("mtp_num_hidden_layers", default=1),
     )
     fields.finish()
     return config
@@ -119,6 +120,22 @@ def facts(config: Qwen35Config) -> ModelFacts:
 
 
 def build_model(build: Build, config: Qwen35Config) -> CausalLM:
+    norm = RMSNorm(build, config.hidden, config.eps, zero_centred=True)
+    blocks = _blocks(build, config, config.kinds)
+    return CausalLM(build, facts(config), config.hidden, blocks, norm, tied=config.tied)
+
+
+def build_mtp(build: Build, config: Qwen35Config) -> MTPHead:
+    """Its layers are of the attention kind."""
+    if config.mtp_layers != 1:
+        raise ConfigError(
+            f"config.json: mtp_num_hidden_layers={config.mtp_layers}; one layer, applied again and again, is what "
+            "speculation with mtp can use"
+        )
+    return MTPHead(build, config.hidden, config.eps, _blocks(build, config, ("full_attention",)))
+
+
+def _blocks(build: Build, config: Qwen35Config, kinds: Sequence[str]) -> list[Block]:
     positions = Rotary(config.rotary, config.attention.head_dim, build.max_positions)
 
     def mixer(name: str, kind: str) -> nn.Module:
@@ -134,10 +151,7 @@ def build_model(build: Build, config: Qwen35Config) -> CausalLM:
             return GatedMLP(build, config.hidden, config.inner)
         return MoE(build, config.moe)
 
-    blocks = [
-        Block(norm(), mixer(f"blocks.{i}", kind), norm(), mlp(i)) for i, kind in enumerate(config.kinds)
-    ]
-    return CausalLM(build, facts(config), config.hidden, blocks, norm(), tied=config.tied)
+    return [Block(norm(), mixer(f"blocks.{i}", kind), norm(), mlp(i)) for i, kind in enumerate(kinds)]
 
 
 def rules(config: Qwen35Config) -> Rules:
@@ -159,4 +173,4 @@ def rules(config: Qwen35Config) -> Rules:
     )
 
 
-ARCHITECTURE = Architecture(parse=parse, facts=facts, build=build_model, rules=rules)
+ARCHITECTURE = Architecture(parse=parse, facts=facts, build=build_model, rules=rules, mtp=build_mtp)

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import qwen3_5
 from .base import Architecture, Rules
-from .qwen3_5 import Qwen35Config, build_model, facts
+from .qwen3_5 import Qwen35Config, build_model, build_mtp, facts
 from .qwen3_moe import expert_rules, read_experts
 
 
@@ -29,4 +29,4 @@ def rules(config: Qwen35Config) -> Rules:
     return (*expert_rules(layer), *qwen3_5.rules(config))
 
 
-ARCHITECTURE = Architecture(parse=parse, facts=facts, build=build_model, rules=rules)
+ARCHITECTURE = Architecture(parse=parse, facts=facts, build=build_model, rules=rules, mtp=build_mtp)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError
+from ..config import ConfigError, ModelFacts
+from ..layers.batch import Build
 from . import (
     bamba,
     falcon_h1,
@@ -30,7 +32,7 @@ from . import (
     qwen3_next,
     zamba2,
 )
-from .base import Architecture
+from .base import Architecture, CausalLM, Rename, renamer
 
 ARCHITECTURES: dict[str, Architecture] = {
     "BambaForCausalLM": bamba.ARCHITECTURE,
@@ -56,6 +58,32 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe.ARCHITECTURE,
     "Zamba2ForCausalLM": zamba2.ARCHITECTURE,
 }
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model as the config.json in its directory describes it."""
+
+    directory: Path
+    architecture: Architecture
+    config: Any
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.architecture.facts(self.config)
+
+    @property
+    def rename(self) -> Rename:
+        return renamer(self.architecture.rules(self.config))
+
+    def build(self, build: Build) -> CausalLM:
+        return self.architecture.build(build, self.config)
+
+
+def describe(directory: Path) -> Description:
+    values = read_config(directory)
+    architecture = find(values)
+    return Description(directory, architecture, architecture.parse(values))
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:

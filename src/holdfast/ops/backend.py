@@ -12,8 +12,11 @@ from torch.nn import functional as F
 from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
 from .attention import reference as attention
+from .attention.heads import Heads
 from .causal_conv import reference as causal_conv
+from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
+from .gated_delta.front import DeltaInputs, DeltaWeights
 from .kda import reference as kda
 from .moe import reference as moe
 from .norm import reference as norm
@@ -84,6 +87,13 @@ class Ops:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
 
+    def add_rms_norm(
+        self, x: Tensor, added: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        x = x + added
+        return x, self.rms_norm(x, weight, eps, zero_centred=zero_centred)
+
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
     ) -> Tensor:
@@ -98,8 +108,14 @@ class Ops:
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
+    def silu_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return self.silu(gate).mul_(x)
+
     def sigmoid(self, x: Tensor) -> Tensor:
         return x.sigmoid()
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return x * self.sigmoid(gate)
 
     def softplus(self, x: Tensor) -> Tensor:
         return F.softplus(x)
@@ -130,6 +146,23 @@ class Ops:
 
         return moe.mix(x, experts, weights, len(up), expert)
 
+    # where rows stand
+
+    def begin(
+        self, at: cursors.Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int
+    ) -> cursors.Standing:
+        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
+
+    def commit(
+        self, at: cursors.Cursors, rows: Tensor, stood: cursors.Standing, accepted: Tensor
+    ) -> cursors.Committed:
+        return cursors.commit(at, rows, stood, accepted)
+
+    def absorbed(
+        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return cursors.absorbed(table, rows, counts, position, lane, offset)
+
     # over lanes, with what they keep
 
     def attention(
@@ -137,11 +170,20 @@ class Ops:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
+        heads: Heads,
         pool: KVState,
         pages: Tensor,
         step: StateStep,
-        scale: float,
     ) -> Tensor:
+        """Queries [tokens, QH, D], keys and values [tokens, KH, ..] as projected; `heads`: what becomes of them."""
+        scale = heads.scale
+        if (norms := heads.norms) is not None:
+            queries = self.rms_norm(queries, norms.queries, norms.eps, zero_centred=norms.zero_centred)
+            keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
+        if (turn := heads.turn) is not None:
+            _, at = step.places_of(len(queries))
+            cos, sin = step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))
+            queries, keys = self.rotate(queries, cos, sin), self.rotate(keys, cos, sin)
         attention.write_kv(keys, values, pool, pages, step)
         return attention.paged_attention(queries, pool, pages, step, scale, exact=self.exact)
 
@@ -167,6 +209,38 @@ class Ops:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
+
+    def short_conv(
+        self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
+    ) -> Tensor:
+        """after * convolution(before * x) of [before, after, x], side by side in the last axis."""
+        before, after, x = gated.chunk(3, -1)
+        return after * self.causal_conv(before * x, weight, bias, pool, step).to(gated.dtype)
+
+    def delta_net(
+        self,
+        inputs: DeltaInputs,
+        weights: DeltaWeights,
+        conv: ConvState,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        """What a delta net does between its projections and its norm: [tokens, HV, V]"""
+        dtype, value_heads = inputs.qkv.dtype, len(weights.a_log)
+        _, value_dim, key_dim = pool.saved.permute(self._axes("gated_delta")).shape[1:]
+        mixed = self.causal_conv(inputs.qkv, weights.conv, None, conv, step)
+        values = value_heads * value_dim
+        qk, v = self.silu(mixed).to(dtype).split_with_sizes((mixed.shape[-1] - values, values), -1)
+        q, k = self.l2_norm(qk.unflatten(-1, (-1, key_dim))).chunk(2, 1)
+        return self.gated_delta(
+            q * key_dim**-0.5,
+            k.to(dtype),  # as the journal keeps it: window, journal and chunk form see the same bits
+            v.unflatten(-1, (-1, value_dim)),
+            -weights.a_log.exp() * self.softplus(inputs.a.float() + weights.dt_bias),
+            self.sigmoid(inputs.b.float()) * weights.beta_scale,
+            pool,
+            step,
+        )
 
     def gated_delta(
         self,
@@ -233,6 +307,9 @@ class Ops:
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
+
+
+REFERENCE = Ops()
 
 
 class ExactOps(Ops):
@@ -313,8 +390,20 @@ def _undivided(op: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 def choose(name: str, *, exact: bool) -> Ops:
     if name not in BACKENDS:
         return _from_outside(name, exact=exact)
+    if name == "triton":
+        return _triton(exact=exact)
     kind = ExactOps if exact else Ops
     return kind(name, _swapped(TEMPORAL_AXES) if name == "reference_kv" else TEMPORAL_AXES)
+
+
+def _triton(*, exact: bool) -> Ops:
+    if exact:
+        raise ConfigError("backend='triton' has no exact mode yet; use backend='reference'")
+    try:
+        from .triton_backend import TritonOps
+    except ImportError as error:
+        raise ConfigError(f"backend='triton' needs the triton package: {error}") from error
+    return TritonOps()
 
 
 def _from_outside(name: str, *, exact: bool) -> Ops:

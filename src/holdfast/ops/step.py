@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .places import Checkpoints
+from .transfer import to_device
 
 T = TypeVar("T")
 
@@ -72,6 +73,10 @@ class StateStep:
     grid: int
     exports: tuple[Export, ...] = ()
     tree: Tree | None = None
+    window_tokens: int | None = None
+    """Of the flat batch, those that belong to windows; None: to be asked of the device."""
+    token_places: tuple[Tensor, Tensor] | None = None
+    """Of each token of the flat batch: its row, 0 if there is none, and its position; None: to be computed."""
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -99,6 +104,35 @@ class StateStep:
         return Checkpoints(
             self.rows, torch.full_like(self.rows, export.slot), torch.full_like(self.rows, export.line)
         )
+
+    @property
+    def num_window_tokens(self) -> int:
+        return int(self.offsets[self.num_windows]) if self.window_tokens is None else self.window_tokens
+
+    def lane_of(self, tokens: int) -> Tensor:
+        """[tokens]: whose each token of the flat batch is."""
+
+        def find() -> Tensor:
+            token = torch.arange(tokens, device=self.offsets.device)
+            return torch.searchsorted(self.offsets[1:], token, right=True).clamp_(max=len(self.rows) - 1)
+
+        return self.once("lane of", find)
+
+    def places_of(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """[tokens] each: the row of every token of the flat batch, 0 if there is none there; and its position."""
+
+        def find() -> tuple[Tensor, Tensor]:
+            lane = self.lane_of(tokens)
+            offset = torch.arange(tokens, device=self.offsets.device) - self.offsets[lane]
+            return self.rows[lane] * (offset < self.counts[lane]), self.position[lane] + offset
+
+        return self.token_places or self.once("places of", find)
+
+    @property
+    def export_table(self) -> Tensor:
+        """[exports, 3]: lane, slot, line; one row of padding if there are none."""
+        rows = [[e.lane, e.slot, e.line] for e in self.exports] or [[0, 0, 0]]
+        return self.once("export table", lambda: to_device(rows, self.rows.device))
 
     @property
     def windows(self) -> Windows:

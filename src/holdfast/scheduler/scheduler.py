@@ -14,11 +14,12 @@ from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import RowResult, RowStart, RowWork, StepPlan, StepResult
-from ..request import FinishReason, Rejected, Request
+from ..plan import NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
+from ..request import Acceptance, FinishReason, Rejected, Request
 from .admission import refusal
 from .builder import PlanBuilder
 from .chunking import chunk_len, cut_align
+from .depth import Depth, draft_room
 from .finish import finish_reason, most_tokens
 from .queue import WaitingQueue
 from .seat import Seat
@@ -44,6 +45,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = Counters()
+        self.speculation = Acceptance()
+        self._depth = Depth(limits)
         self._limits = limits
         self._cache = cache
         self._clock = clock
@@ -135,7 +138,9 @@ class Scheduler:
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
-        windows = sum(s.request.todo for s in seats if self._is_window(s.request))
+        windows = sum(
+            s.request.todo + self._drafts(s, plan.budget) for s in seats if self._is_window(s.request)
+        )
         for seat in seats:
             if not plan.budget:
                 return
@@ -143,13 +148,15 @@ class Scheduler:
                 continue  # pre-empted a moment ago, for one that came before it
             # The first may be a long run, with every window still to come: it leaves them their tokens.
             ahead = windows if seat is seats[0] and not self._is_window(seat.request) else 0
-            count = self._chunk(seat, max(1, plan.budget - ahead))
-            if self._make_room(seat, seat.request.planned + count, plan):
-                self._add_work(seat, count, plan)
+            budget = max(1, plan.budget - ahead)
+            count = self._chunk(seat, budget)
+            window = self._window(seat, count, budget)
+            if self._make_room(seat, seat.request.planned + count + self._beyond(window), plan):
+                self._add_work(seat, count, window, plan)
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = [s for s in self._running.values() if not self._is_going(s)]
+        seats = [s for s in self._running.values() if not (s.leaving or self._is_full(s.request))]
         oldest = min((s.request.order for s in seats), default=None)
 
         def turn(seat: Seat) -> tuple[bool, tuple[int, int]]:
@@ -173,7 +180,8 @@ class Scheduler:
                 return
             self._waiting.pop(passed)
             seat = self._start(request, admission, plan)
-            self._add_work(seat, self._chunk(seat, plan.budget), plan)
+            count = self._chunk(seat, plan.budget)
+            self._add_work(seat, count, self._window(seat, count, plan.budget), plan)
 
     def _start(self, request: Request, admission: Admission, plan: PlanBuilder) -> Seat:
         match = admission.match
@@ -213,13 +221,31 @@ class Scheduler:
             self._sharing.plan_branch(seat, other)
         return seat
 
-    def _add_work(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
+    def _add_work(self, seat: Seat, count: int, window: Window, plan: PlanBuilder) -> None:
+        """`count` tokens that are known, and the drafts that follow them."""
+        request, tokens = seat.request, count + window.drafts
+        self._offer_slots(seat, tokens, plan)
+        plan.add(
+            RowWork(seat.row, seat.generation, tokens, window, request.planned, uncertain=request.uncertain)
+        )
+        seat.drafted |= window.bonus
+        request.planned += tokens
+        request.pending += window.most_chosen
+        request.uncertain += window.drafts
+
+    def _window(self, seat: Seat, count: int, budget: int) -> Window:
+        """What is chosen after `count` known tokens, within a budget for them and their drafts."""
+        if count < seat.request.todo:
+            return NO_CHOICE
+        return Window(self._drafts(seat, budget))
+
+    def _drafts(self, seat: Seat, budget: int) -> int:
+        """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
         request = seat.request
-        self._offer_slots(seat, count, plan)
-        sample = count == request.todo
-        plan.add(RowWork(seat.row, seat.generation, count, sample, position=request.planned))
-        request.planned += count
-        request.pending += sample
+        if not seat.drafted or request.todo != 1:
+            return 0
+        most = most_tokens(request, self._limits.max_model_len)
+        return self._depth.drafts(room=draft_room(known=request.known, most_tokens=most, budget=budget - 1))
 
     def _offer_slots(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
         """Slots for the lines that these tokens reach and that are worth a checkpoint, as far as there are any."""
@@ -254,6 +280,10 @@ class Scheduler:
 
     # --- when pages run out ---
 
+    def _beyond(self, window: Window) -> int:
+        """Of KV, what is kept beyond the last token known: drafts', and a drafter's of those that it makes next."""
+        return window.drafts + (self._limits.max_drafts if window.bonus else 0)
+
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
         """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""
         while (pages := self._cache.extend(seat.row, length)) is None:
@@ -276,7 +306,11 @@ class Scheduler:
 
     def _is_going(self, seat: Seat) -> bool:
         """All it holds comes back with a step in flight: it was pre-empted, or has only to hear of its end."""
-        return seat.leaving or seat.request.known >= most_tokens(seat.request, self._limits.max_model_len)
+        return seat.leaving or self._is_full(seat.request, seat.request.uncertain)
+
+    def _is_full(self, request: Request, rejected: int = 0) -> bool:
+        """It may have all its tokens, if only so many drafts of steps in flight are rejected."""
+        return request.known - rejected >= most_tokens(request, self._limits.max_model_len)
 
     def _requeue(self, seat: Seat) -> None:
         self._leave_row(seat)
@@ -306,7 +340,7 @@ class Scheduler:
             if self._cache.in_flight(seat.row):
                 in_flight.append(seat)
             elif self._cache.awaits_fold(seat.row) and not self._waiting:
-                plan.add(RowWork(seat.row, seat.generation, 0, False, position=seat.request.planned))
+                plan.add(RowWork(seat.row, seat.generation, 0, NO_CHOICE, self._cache.position(seat.row)))
                 folding.append(seat)
             else:
                 self._cache.release(seat.row)
@@ -320,6 +354,7 @@ class Scheduler:
         advanced = self._end_corrupted(result.findings)  # before anything of theirs is published
         self._cache.commit(result)
         self._cache.collected(result.step)
+        self._depth.collected(result)
         for row_result in result.rows:
             seat = self._running.get(row_result.row)
             if seat is None or seat.generation != row_result.generation:
@@ -349,8 +384,13 @@ class Scheduler:
         return ended
 
     def _take_tokens(self, seat: Seat, result: RowResult) -> None:
-        request = seat.request
-        request.pending -= 1
+        request, window = seat.request, result.window
+        request.pending -= window.most_chosen
+        request.uncertain -= window.drafts
+        request.planned -= window.most_chosen - len(result.tokens)
+        if result.proposed:
+            for acceptance in (self.speculation, request.metrics.speculation):
+                acceptance.count(drafts=result.proposed, accepted=len(result.tokens) - 1)
         if request.metrics.first_token is None:
             request.metrics.first_token = self._clock()
         for token in result.tokens:
@@ -367,5 +407,5 @@ class Scheduler:
         self.counters.cancelled += reason is FinishReason.CANCELLED
         self.counters.finished += reason is not FinishReason.CANCELLED
         request.finish_reason = reason
-        request.pending = 0
+        request.pending = request.uncertain = 0
         request.metrics.finished = self._clock()

@@ -17,5 +17,7 @@ class Seat:
     generation: int
     lines: tuple[int, ...] = ()
     """Where the tokens it was admitted with should still leave a checkpoint behind."""
+    drafted: bool = False
+    """It chose a token in this row, so drafts may follow that."""
     leaving: bool = False
     """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""

@@ -13,11 +13,9 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from ..config import EngineConfig
 from ..engine import Engine, build_engine
 from ..request import FinishReason, Rejected, Request
 from . import logs
@@ -173,14 +171,13 @@ class EngineLoop:
 
 def engine_stats(engine: Engine) -> EngineStats:
     scheduler = engine.scheduler
-    speculation: Any = getattr(engine, "speculation_stats", dict)()
     return EngineStats(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
         counters=scheduler.counters,
         cache=scheduler.cache_stats(),
         findings=engine.findings,
-        speculation=msgspec.to_builtins(speculation),
+        speculation=scheduler.speculation,
     )
 
 
@@ -194,7 +191,7 @@ def main() -> None:
         assert isinstance(start, Start)
         logs.configure(**start.log)
         try:
-            engine = build_engine(Path(start.directory), EngineConfig(**start.options))
+            engine = build_engine(Path(start.directory), start.config)
         except (OSError, ValueError, RuntimeError) as error:
             wire.send(CannotStart(str(error)))
             sys.exit(1)

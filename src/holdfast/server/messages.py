@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from ..cache import CacheStats
-from ..config import Limits
-from ..request import FinishReason, Metrics, Request, SamplingParams, TokenLogprob
+from ..config import EngineConfig, Limits
+from ..request import Acceptance, FinishReason, Metrics, Request, SamplingParams, TokenLogprob
 from ..scheduler.scheduler import Counters
 
 
@@ -24,7 +24,7 @@ class Start(Message):
     """Always the first."""
 
     directory: str
-    options: dict[str, Any]
+    config: EngineConfig
     log: dict[str, Any]
 
 
@@ -106,8 +106,7 @@ class EngineStats(msgspec.Struct):
     counters: Counters
     cache: CacheStats
     findings: int
-    speculation: dict[str, Any]
-    """Empty where nothing is speculated."""
+    speculation: Acceptance
 
 
 class Told(Message):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..request import Request
+from ..request import Acceptance, Request
 from .logs import LogHandler
 from .messages import EngineStats
 
@@ -113,7 +113,7 @@ class Metrics:
         yield _counter("steps", "steps of the engine", stats.counters.steps)
         yield _counter("step_tokens", "tokens that steps absorbed", stats.counters.planned_tokens)
         yield _counter("sanitizer_findings", "accesses to state that were not as planned", stats.findings)
-        yield from _speculation(stats)
+        yield from _speculation(stats.speculation)
 
     def _counter(self, name: str, told: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"holdfast:{name}", told, labels, registry=self.registry)
@@ -134,15 +134,12 @@ def _part(held: int, total: int) -> float:
     return held / total if total else 0.0
 
 
-def _speculation(stats: EngineStats) -> Iterator[Metric]:
-    """Numbers under their own names; lists by position."""
-    for name, value in stats.speculation.items():
-        if isinstance(value, (int, float)):
-            yield _counter(f"spec_decode_{name}", "of speculation", value)
-        elif isinstance(value, list):
-            family = CounterMetricFamily(
-                f"holdfast:spec_decode_{name}", "of speculation", labels=["position"]
-            )
-            for position, count in enumerate(value):
-                family.add_metric([str(position)], count)
-            yield family
+def _speculation(done: Acceptance) -> Iterator[Metric]:
+    yield _counter("spec_decode_num_drafts", "windows that drafts were made for", done.windows)
+    yield _counter("spec_decode_num_draft_tokens", "drafts", done.drafts)
+    yield _counter("spec_decode_num_accepted_tokens", "drafts that were accepted", done.accepted)
+    name = "holdfast:spec_decode_num_accepted_tokens_per_pos"
+    family = CounterMetricFamily(name, "drafts that were accepted, by place in the window", labels=["position"])
+    for position, count in enumerate(done.accepted_at):
+        family.add_metric([str(position)], count)
+    yield family

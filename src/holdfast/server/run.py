@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
         raise ConfigError(f"log_file={options.log_file!r}: {error.strerror}") from None
     directory = find_model(model)
     metrics, intake = Metrics(), Intake(directory, config.seed)
-    client = EngineClient(Start(str(directory), asdict(config), log), intake, metrics)
+    client = EngineClient(Start(str(directory), config, log), intake, metrics)
     name = options.served_model_name or (Path(model).name if model and Path(model).exists() else model)
     api = Api(name or BUILT_IN, options, intake, client, metrics)
     failures: list[str] = []

@@ -49,7 +49,7 @@ OVERLAP = {"overlap": True}
 REUSE = {"enable_prefix_caching": True}
 SMALL_PAGES = {"page_size": 16}
 SMALL_CHUNKS = {"max_num_batched_tokens": 7}
-WINDOWS = {"max_draft_tokens": 4}
+WINDOWS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 EVERYTHING = {**OVERLAP, **REUSE, **SMALL_PAGES, **WINDOWS, "max_num_batched_tokens": 40}
 
 _NORMAL = (
@@ -63,7 +63,13 @@ _NORMAL = (
     Cell("overlap", OVERLAP, STAGGERED, quick=True),
     Cell("two-rows", {"max_num_seqs": 2, **OVERLAP}, LEAVING, must=("cancellations",)),
     Cell("windows-of-5", WINDOWS, STAGGERED, quick=True),
-    Cell("windows-of-16", {"max_draft_tokens": 15, "max_num_batched_tokens": 40}),
+    Cell(
+        "windows-of-16",
+        {
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 15},
+            "max_num_batched_tokens": 40,
+        },
+    ),
     Cell("small-pages", SMALL_PAGES),
     Cell("folds-of-8", {"fold_every": 8, "page_size": 32}, quick=True),
     Cell("opposite-axes", {"backend": "reference_kv"}),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..blueprint import Blueprint
-from ..config import EngineConfig, pages_for
+from ..config import EngineConfig, max_window, pages_for
 from ..engine import Engine, build_engine
 from ..models.base import CausalLM
 from .cells import CELLS, LIBRARY, PLAIN, Cell
@@ -149,6 +149,8 @@ class Matrix:
         return engine
 
     def _tight(self, cell: Cell) -> dict[str, int]:
-        window = cell.options.get("max_draft_tokens", 0) + 1
+        window = max_window(
+            EngineConfig(speculative_config=cell.options.get("speculative_config")).max_drafts
+        )
         page_size = cell.options.get("page_size", EngineConfig.page_size)
         return {"num_pages": pages_for(self._workload.longest + window, page_size) + 2}

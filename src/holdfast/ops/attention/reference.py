@@ -16,7 +16,7 @@ def write_kv(keys: Tensor, values: Tensor, pool: KVState, pages: Tensor, step: S
     keys, values  [tokens, KH, width of each]
     pages         [rows, ordinals]: the page table
     """
-    flat, places = step.once("kv places", lambda: _places(pages, pool.page_size, step))
+    flat, places = step.once("kv places", lambda: kv_places(pages, pool.page_size, step))
     pool.store(places, keys.index_select(0, flat), values.index_select(0, flat))
 
 
@@ -39,11 +39,11 @@ def paged_attention(
     """
     width = pool.values.shape[-1] if value_dim is None else value_dim
     out = queries.new_full((*queries.shape[:-1], width), torch.nan)
-    contexts = step.once("contexts", lambda: _contexts(pages, pool.page_size, step))
+    held = step.once("contexts", lambda: contexts(pages, pool.page_size, step))
     for lane, (row, count, first, position) in enumerate(step.host):
         if not row or not count:
             continue
-        keys, values = pool.read(contexts[lane])
+        keys, values = pool.read(held[lane])
         if value_dim is not None:
             values = keys[..., :value_dim]
         tree = step.tree if lane < step.num_windows else None
@@ -58,7 +58,7 @@ def paged_attention(
     return out
 
 
-def _places(pages: Tensor, page_size: int, step: StateStep) -> tuple[Tensor, PagePlaces]:
+def kv_places(pages: Tensor, page_size: int, step: StateStep) -> tuple[Tensor, PagePlaces]:
     """Of every token of a real lane: where it lies in the flat batch, and its place in the pages."""
     counts = torch.where(step.rows > 0, step.counts, 0)
     lane = torch.arange(len(step.rows), device=pages.device).repeat_interleave(counts)
@@ -68,7 +68,7 @@ def _places(pages: Tensor, page_size: int, step: StateStep) -> tuple[Tensor, Pag
     return step.offsets[lane] + token, PagePlaces(rows, position, page, position % page_size)
 
 
-def _contexts(pages: Tensor, page_size: int, step: StateStep) -> list[Context]:
+def contexts(pages: Tensor, page_size: int, step: StateStep) -> list[Context]:
     """What each lane attends to."""
     lengths = ((row, position + count) for row, count, _, position in step.host)
     return [Context(row, length, pages[row, : -(-length // page_size)]) for row, length in lengths]

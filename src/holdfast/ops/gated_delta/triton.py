@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +11,10 @@ from torch import Tensor
 
 from ..places import TemporalState
 from ..step import StateStep
+from ..twins.launch import LEAST, beside, join
 from . import kernels
 
 ORDER = ("head", "key", "value")
-LEAST = 16
-"""No matrix product is narrower."""
 
 
 @dataclass(frozen=True)
@@ -143,23 +140,3 @@ def windows(
         kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
     join(v.device)
     return out
-
-
-_sides: dict[torch.device, torch.cuda.Stream] = {}
-
-
-@contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Launches here may run at the same time as those that follow, until `join`."""
-    if device.type != "cuda":
-        yield
-        return
-    side = _sides.setdefault(device, torch.cuda.Stream(device))
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        yield
-
-
-def join(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_sides[device])

@@ -1,0 +1,52 @@
+"""The heads that some models bring to predict the token after next (multi-token prediction)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.batch import Batch, Build
+from ..layers.linear import Linear, RMSNorm, Stream
+from .base import Rename, renamer
+
+
+class MTPHead(nn.Module):
+    """norm(blocks(fc([norm(embedding of token i), norm(hidden of token i - 1)])))"""
+
+    def __init__(self, build: Build, hidden: int, eps: float, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.embedding_norm, self.hidden_norm, self.norm = (
+            RMSNorm(build, hidden, eps, zero_centred=True) for _ in range(3)
+        )
+        self.fc = Linear(build, 2 * hidden, hidden)
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
+        """Hidden states [tokens, hidden] that lead to the token after each."""
+        joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        stream: Stream = self.fc(joined), None
+        for block in self.blocks:
+            stream = block(stream, batch)
+        return self.norm.of_stream(stream)[1]
+
+
+def head_renamer(rename: Rename) -> Rename:
+    """Names in the files to names of the head, for a model that renames its own so. Its layers are like the model's;
+    what is not the head's is left out."""
+    own = renamer(
+        (
+            (r"mtp\.pre_fc_norm_embedding\.(.*)", r"embedding_norm.\1"),
+            (r"mtp\.pre_fc_norm_hidden\.(.*)", r"hidden_norm.\1"),
+            (r"mtp\.(fc|norm)\.(.*)", r"\1.\2"),
+            (r"(?!mtp\.).*", None),
+        )
+    )
+
+    def head_rename(name: str) -> str | None:
+        layer = name.removeprefix("mtp.layers.")
+        return own(name) if layer == name else rename(f"model.layers.{layer}")
+
+    return head_rename

@@ -1,0 +1,482 @@
+"""Delta rule with a gate for every channel of a key, in Triton: the checkpoint is read once a window, and written
+only by a fold.
+
+`front` runs for every (lane, head). It appends the window's keys and gates to the journal and reduces all that
+depends on keys and gates alone to small matrices: probes (keys and queries, decayed as they meet the checkpoint),
+what they recall of held entries, and the inverse of the window's triangular system. Decays stand inside the dot
+products of keys, so they are taken token by token, from distances that only grow. `main` runs for every (lane,
+head, block of value channels) and is then a chain of products:
+
+    R = probes @ C + old @ U                     what each recalls of the checkpoint, and of the journal's entries
+    Y = mix @ (beta * (V - R))                   upper half: the window's own entries; lower half: what queries see
+    out = R + Y                                  lower half
+
+Folds, lines passed and rounding are as for the gated delta rule. Runs go the same way in windows of at most 16 tokens
+that end on the grid, with the state in registers; a token that the journal holds already is one whose entry is known.
+
+A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of Kimi-Linear (32 heads of 128 x 128,
+float32, J = 16): the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
+2 MiB in one step of 16: at batch 256 0.66 GB, 154 us at 4.26 TB/s; read-modify-write moves 1.07 GB.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..twins.kernels import piece, product
+
+
+@triton.jit
+def _own(apart, keys, inverse, t, since, gate, key, query, strength):
+    """One token more of a window: what it and its query see of the window's own entries, since token `since`.
+
+    apart    [TP, K]: of each token, the sum of gates after it up to the last
+    inverse  [TP, TP]: of the triangular system, rows before t
+    """
+    nodes = tl.arange(0, keys.shape[0])
+    apart = tl.where((nodes < t)[:, None], apart + gate[None, :], 0.0)
+    seen = (nodes <= t) & ((nodes >= since) | (t < since))
+    decayed = tl.where(seen[:, None], tl.exp(apart) * keys, 0.0)
+    recalls = tl.where(nodes < t, strength * tl.sum(decayed * key[None, :], 1), 0.0)
+    solved = tl.where(nodes == t, 1.0, 0.0) - tl.sum(recalls[:, None] * inverse, 0)
+    inverse = tl.where((nodes == t)[:, None], solved[None, :], inverse)
+    by_query = tl.sum(tl.sum(decayed * query[None, :], 1)[:, None] * inverse, 0)
+    return apart, inverse, solved, by_query
+
+
+@triton.jit
+def front(
+    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
+    journal_k, journal_g,  # [rows, CAP, H, K]
+    probes_out,  # [lanes, H, 2 TP, K]
+    old_out,  # [lanes, H, 2 TP, JP]: of each held entry, what keys and queries recall
+    mix_out,  # [lanes, H, 2 TP, TP]
+    rows, counts, offsets, position, end_base,
+    q_stride, k_stride, g_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
+    CAP: tl.constexpr,
+):  # fmt: skip
+    head, lane = tl.program_id(0), tl.program_id(1)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
+    at, end = tl.load(position + lane), tl.load(end_base + lane)
+    first = tl.load(offsets + lane).to(tl.int64)
+    if (row == 0) | (count == 0):
+        return
+    held = (at - end).to(tl.int32)
+    line = J - held  # the token that passes it
+    places, nodes, channels = tl.arange(0, JP), tl.arange(0, TP), tl.arange(0, KP)
+    inner, mine = channels < K, lane.to(tl.int64) * H + head
+    ring_k = journal_k + (row * CAP * H + head) * K + channels
+    ring_g = journal_g + (row * CAP * H + head) * K + channels
+    given_k = k + first * k_stride + head * K + channels
+    given_q = q + first * q_stride + head * K + channels
+    given_g = log_g + first * g_stride + head * K + channels
+
+    here, next = ((end + places) % CAP)[:, None], ((end + places + 1) % CAP)[:, None]
+    filled = (places < held)[:, None] & inner[None, :]
+    followed = (places < held - 1)[:, None] & inner[None, :]
+    held_keys = tl.load(ring_k[None, :] + here * (H * K), mask=filled, other=0.0).to(tl.float32)
+    after = tl.load(ring_g[None, :] + next * (H * K), mask=followed, other=0.0)
+    oldest = tl.load(ring_g + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
+    own = (nodes < count)[:, None] & inner[None, :]
+    own_keys = tl.load(given_k[None, :] + nodes[:, None] * k_stride, mask=own, other=0.0)
+    own_gates = tl.load(given_g[None, :] + nodes[:, None] * g_stride, mask=own, other=0.0)
+    ring = ((at + nodes) % CAP)[:, None] * (H * K)
+    tl.store(ring_k[None, :] + ring, own_keys, mask=own)
+    tl.store(ring_g[None, :] + ring, own_gates, mask=own)
+
+    keys = own_keys.to(tl.float32)
+    since = tl.cumsum(after, 0, reverse=True)
+    total = oldest + tl.sum(after, 0)
+    apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
+    probes = probes_out + mine * 2 * TP * K + channels
+    old, mix = old_out + mine * 2 * TP * JP + places, mix_out + mine * 2 * TP * TP + nodes
+    for t in range(count):
+        gate = tl.load(given_g + t * g_stride, mask=inner, other=0.0)
+        key = tl.load(given_k + t * k_stride, mask=inner, other=0.0).to(tl.float32)
+        query = tl.load(given_q + t * q_stride, mask=inner, other=0.0).to(tl.float32)
+        strength = tl.load(beta + (first + t) * beta_stride + head).to(tl.float32)
+        total = tl.where(t == line, 0.0, total) + gate
+        since += gate
+        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, line, gate, key, query, strength)
+        decayed = tl.where(t < line, tl.exp(since) * held_keys, 0.0)
+        tl.store(mix + t * TP, solved)
+        tl.store(mix + (TP + t) * TP, by_query)
+        tl.store(old + t * JP, tl.sum(decayed * key[None, :], 1))
+        tl.store(old + (TP + t) * JP, tl.sum(decayed * query[None, :], 1))
+        tl.store(probes + t * K, tl.exp(total) * key, mask=inner)
+        tl.store(probes + (TP + t) * K, tl.exp(total) * query, mask=inner)
+
+
+@triton.jit
+def _line(
+    ring_k, ring_g, line, channels,
+    H: tl.constexpr, K: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Of a whole line's entries: their decay [channels], and their keys as they stand after it [JP, channels]."""
+    places = tl.arange(0, JP)
+    here, next = ((line + places) % CAP)[:, None] * (H * K), ((line + places + 1) % CAP)[:, None] * (H * K)
+    columns, inner = channels[None, :], (channels < K)[None, :]
+    keys = tl.load(ring_k + here + columns, mask=(places < J)[:, None] & inner, other=0.0).to(tl.float32)
+    after = tl.load(ring_g + next + columns, mask=(places < J - 1)[:, None] & inner, other=0.0)
+    oldest = tl.load(ring_g + (line % CAP) * (H * K) + channels, mask=channels < K, other=0.0)
+    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)) * keys
+
+
+@triton.jit
+def _folded(state, decay, keys, adds):
+    """decay * state + keys^T @ adds, in the dtype of the state; keys [JP, BK], adds [JP, BV]"""
+    return (decay[:, None] * state.to(tl.float32) + product(keys.trans(1, 0), adds)).to(state.dtype)
+
+
+@triton.jit
+def main_one(
+    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
+    saved,  # [slots, H, K, V]
+    journal_k, journal_u, journal_g, probes_in, old_in, mix_in,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, lanes, v_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: the others.
+
+    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them.
+    """
+    block, head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    channels, values = tl.arange(0, KP), block * BV + tl.arange(0, BV)
+    tile = (channels < K)[:, None] & (values < V)[None, :]
+    offset = channels[:, None] * V + values[None, :]
+    if LANES == 0:
+        row, count = tl.load(rows + third).to(tl.int64), tl.load(counts + third)
+        begin, end, at = tl.load(base + third), tl.load(end_base + third), tl.load(position + third)
+        slot, token = tl.load(read_slot + third).to(tl.int64), tl.load(offsets + third).to(tl.int64)
+        wanted = (row > 0) & (count > 0) & (end == begin)
+        state = tl.load(
+            saved + (slot * H + head) * K * V + offset, mask=tile & wanted & (begin > 0), other=0.0
+        )
+        if not wanted:
+            return
+        _absorb(
+            state.to(tl.float32), third, row, token, at, end, head, channels, values,
+            v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride, H, K, V, JP, CAP,
+        )  # fmt: skip
+    else:
+        some, places = tl.arange(0, LANES), tl.arange(0, JP)
+        real = third * LANES + some < lanes
+        all_rows = tl.load(rows + third * LANES + some, mask=real, other=0)
+        begins = tl.load(base + third * LANES + some, mask=real, other=0)
+        ends = tl.load(end_base + third * LANES + some, mask=real, other=0)
+        folding = (all_rows > 0) & (ends > begins)
+        for i in range(LANES):
+            if tl.sum(tl.where((some == i) & folding, 1, 0)) > 0:
+                lane = third * LANES + i
+                row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+                end, at, count = tl.load(end_base + lane), tl.load(position + lane), tl.load(counts + lane)
+                token, slot = tl.load(offsets + lane).to(tl.int64), tl.load(read_slot + lane).to(tl.int64)
+                target = tl.load(write_slot + lane).to(tl.int64)
+                state = tl.load(
+                    saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0
+                )
+                adds = tl.load(
+                    journal_u
+                    + (row * CAP * H + head) * V
+                    + ((begin + places) % CAP)[:, None] * (H * V)
+                    + values[None, :],
+                    mask=(places < J)[:, None] & (values < V)[None, :],
+                    other=0.0,
+                )
+                ring = (row * CAP * H + head) * K
+                decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
+                state = _folded(state, decay, keys, adds)
+                tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
+                if count > 0:
+                    _absorb(
+                        state.to(tl.float32), lane, row, token, at, end, head, channels, values,
+                        v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride, H, K, V, JP, CAP,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _absorb(
+    state, lane, row, token, at, end, head, channels, values,
+    v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """One token of one lane; all loads are asked for before any is waited for."""
+    mine, places, inside, inner = lane.to(tl.int64) * H + head, tl.arange(0, JP), values < V, channels < K
+    adds = journal_u + (row * CAP * H + head) * V + values
+    key = tl.load(probes_in + mine * 2 * K + channels, mask=inner, other=0.0)
+    query = tl.load(probes_in + (mine * 2 + 1) * K + channels, mask=inner, other=0.0)
+    held = tl.load(
+        adds[None, :] + ((end + places) % CAP)[:, None] * (H * V),
+        mask=(places < at - end)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    to_key = tl.load(old_in + mine * 2 * JP + places)
+    to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
+    value = tl.load(v + token * v_stride + head * V + values, mask=inside, other=0.0).to(tl.float32)
+    strength, seen = tl.load(beta + token * beta_stride + head), tl.load(mix_in + mine * 2 + 1)
+    recalled = tl.sum(state * key[:, None], 0) + tl.sum(to_key[:, None] * held, 0)
+    result = tl.sum(state * query[:, None], 0) + tl.sum(to_query[:, None] * held, 0)
+    fresh = strength.to(tl.float32) * (value - recalled)
+    tl.store(adds + (at % CAP) * (H * V), fresh, mask=inside)
+    tl.store(out + (token * H + head) * V + values, result + seen * fresh, mask=inside)
+
+
+@triton.jit
+def _recalled(
+    probes, state, known, exists, inside,
+    K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """[2 TP, BV]: probes @ state, both by pointers; nothing is read of a state that is not known."""
+    found = tl.zeros((exists.shape[0], inside.shape[0]), tl.float32)
+    if known:
+        for channel in range(0, KP, BK):
+            channels = channel + tl.arange(0, BK)
+            inner = channels < K
+            part = tl.load(state + channels[:, None] * V, mask=inner[:, None] & inside[None, :], other=0.0)
+            probe = tl.load(probes + channels[None, :], mask=exists[:, None] & inner[None, :], other=0.0)
+            found += product(probe, part)
+    return found
+
+
+@triton.jit
+def _recalled_folded(
+    probes, state, known, target, ring_k, ring_g, ring_u, line, exists, inside,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The same after the line's entries are folded into the state; KEPT: which goes to `target`."""
+    found = tl.zeros((exists.shape[0], inside.shape[0]), tl.float32)
+    places = tl.arange(0, JP)
+    adds = tl.load(
+        ring_u + ((line + places) % CAP)[:, None] * (H * V),
+        mask=(places < J)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    for channel in range(0, KP, BK):
+        channels = channel + tl.arange(0, BK)
+        inner = channels < K
+        tile = inner[:, None] & inside[None, :]
+        part = tl.load(state + channels[:, None] * V, mask=tile & known, other=0.0)
+        decay, keys = _line(ring_k, ring_g, line, channels, H, K, J, JP, CAP)
+        part = _folded(part, decay, keys, adds)
+        if KEPT:
+            tl.store(target + channels[:, None] * V, part, mask=tile)
+        probe = tl.load(probes + channels[None, :], mask=exists[:, None] & inner[None, :], other=0.0)
+        found += product(probe, part)
+    return found
+
+
+@triton.jit
+def main(
+    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
+    saved,  # [slots, H, K, V]
+    journal_k, journal_u, journal_g, probes_in, old_in, mix_in,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+):  # fmt: skip
+    """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
+    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
+    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
+    slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+    first = tl.load(offsets + lane).to(tl.int64)
+    held = (at - end).to(tl.int32)
+    line = J - held
+    passes = count > line
+    if (row == 0) | (((end > begin) | passes) != FOLDS):
+        return
+    BOTH: tl.constexpr = 2 * TP
+    values = block * BV + tl.arange(0, BV)
+    inside, mine = values < V, lane.to(tl.int64) * H + head
+    places, rank = tl.arange(0, JP), tl.arange(0, BOTH)  # keys of the window first, then queries
+    is_key, token = rank < TP, rank % TP
+    exists = token < count
+    state = saved + (slot * H + head) * K * V + values[None, :]
+    ring_k, ring_g = journal_k + (row * CAP * H + head) * K, journal_g + (row * CAP * H + head) * K
+    ring_u = journal_u + (row * CAP * H + head) * V + values[None, :]
+    probes = probes_in + (mine * BOTH + rank[:, None]) * K
+    entry = (is_key & exists)[:, None] & inside[None, :]
+    held_u = tl.load(
+        ring_u + ((end + places) % CAP)[:, None] * (H * V),
+        mask=(places < held)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    value = tl.load(
+        v + (first + token)[:, None] * v_stride + head * V + values[None, :], mask=entry, other=0.0
+    ).to(tl.float32)
+    strength = tl.load(beta + (first + token) * beta_stride + head, mask=exists, other=0.0).to(tl.float32)
+    old = tl.load(
+        old_in + (mine * BOTH + rank[:, None]) * JP + places[None, :], mask=exists[:, None], other=0.0
+    )
+    mix = tl.load(
+        mix_in + (mine * BOTH + rank[:, None]) * TP + rank[None, :],
+        mask=exists[:, None] & (is_key & exists)[None, :],
+        other=0.0,
+    )
+    new_places = ((at + token) % CAP)[:, None] * (H * V)
+    known = begin > 0
+    if FOLDS:
+        if end > begin:
+            target = saved + (target_slot * H + head) * K * V + values[None, :]
+            found = _recalled_folded(
+                probes, state, known, target, ring_k, ring_g, ring_u, begin, exists, inside,
+                H, K, KP, BK, V, J, JP, CAP, KEPT=True,
+            )  # fmt: skip
+            state, known = target, True
+        else:
+            found = _recalled(probes, state, known, exists, inside, K, KP, BK, V)
+        recalled = found + product(old, held_u)
+        if passes:
+            before = (token < line)[:, None]
+            missing = tl.where(before & entry, strength[:, None] * (value - recalled), 0.0)
+            tl.store(ring_u + new_places, product(mix, missing), mask=before & entry)
+            tl.debug_barrier()  # these entries are read again, and so is a state that was folded just now
+            beyond = _recalled_folded(
+                probes, state, known, state, ring_k, ring_g, ring_u, end, exists, inside,
+                H, K, KP, BK, V, J, JP, CAP, KEPT=False,
+            )  # fmt: skip
+            recalled = tl.where(before, recalled, beyond)
+    else:
+        recalled = _recalled(probes, state, known, exists, inside, K, KP, BK, V) + product(old, held_u)
+    missing = tl.where(entry, strength[:, None] * (value - recalled), 0.0)
+    result = product(mix, missing)
+    tl.store(ring_u + new_places, result, mask=entry)
+    tl.store(
+        out + ((first + token)[:, None] * H + head) * V + values[None, :],
+        recalled + result,
+        mask=(~is_key & exists)[:, None] & inside[None, :],
+    )
+
+
+@triton.jit
+def front_run(
+    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
+    journal_k, journal_g,  # [rows, CAP, H, K]
+    mix_out,  # [windows, H, 2 TP, TP]
+    window_run, window_low,  # [windows]: its run and first position; some are past the run's end
+    rows, counts, offsets, position,
+    q_stride, k_stride, g_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, W: tl.constexpr, TP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """The triangular systems of runs' windows, all at once. What the journal holds has no system: it is known."""
+    head, window = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    lane, low = tl.load(window_run + window), tl.load(window_low + window)
+    row, at = tl.load(rows + lane).to(tl.int64), tl.load(position + lane)
+    first, last = tl.load(offsets + lane).to(tl.int64), at + tl.load(counts + lane)
+    if (row == 0) | (low >= last):
+        return
+    high = tl.minimum((low // W + 1) * W, last)
+    count, held = (high - low).to(tl.int32), (at - low).to(tl.int32)
+    nodes, channels = tl.arange(0, TP), tl.arange(0, KP)
+    inner = channels < K
+    ring = (row * CAP * H + head) * K + channels
+    keys = piece(
+        (journal_k + ring)[None, :], (k + head * K + channels)[None, :], nodes[:, None], low, at, first,
+        H * K, k_stride, (nodes < count)[:, None] & inner[None, :], CAP,
+    ).to(tl.float32)  # fmt: skip
+    apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
+    mix = mix_out + (window * H + head) * 2 * TP * TP + nodes
+    for t in range(count):
+        token = first + low - at + t
+        given = inner & (t >= held)
+        gate = piece(
+            journal_g + ring, log_g + head * K + channels, t, low, at, first, H * K, g_stride, inner, CAP
+        )
+        key = tl.sum(tl.where((nodes == t)[:, None], keys, 0.0), 0)
+        query = tl.load(q + token * q_stride + head * K + channels, mask=given, other=0.0).to(tl.float32)
+        strength = tl.load(beta + token * beta_stride + head, mask=t >= held, other=0.0).to(tl.float32)
+        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, 0, gate, key, query, strength)
+        tl.store(mix + t * TP, solved)
+        tl.store(mix + (TP + t) * TP, by_query)
+
+
+@triton.jit
+def main_run(
+    q, k, v, log_g, beta, out,  # [tokens, H, K] twice, [tokens, H, V], [tokens, H, K], [tokens, H], [tokens, H, V]
+    saved,  # [slots, H, K, V]
+    journal_k, journal_u, journal_g, mix_in,
+    first_window,  # [runs]
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot,
+    export_first, export_line, export_slot,
+    q_stride, k_stride, v_stride, g_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
+    TP: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Runs, from their checkpoint on, window by window. The state passes through the pool's dtype at multiples of
+    CHUNK, at the last line, and where it is exported."""
+    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    begin, stop, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
+    slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+    first, window = tl.load(offsets + lane).to(tl.int64), tl.load(first_window + lane)
+    export, exports = tl.load(export_first + lane), tl.load(export_first + lane + 1)
+    if row == 0:
+        return
+    channels, values, nodes = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, TP)
+    inner, inside = (channels < K)[None, :], (values < V)[None, :]
+    tile = (channels < K)[:, None] & inside
+    offset = channels[:, None] * V + values[None, :]
+    ring = (row * CAP * H + head) * K + channels[None, :]
+    ring_u = journal_u + (row * CAP * H + head) * V + values[None, :]
+    given_k, given_q = k + head * K + channels[None, :], q + head * K + channels[None, :]
+    given_g, given_v = log_g + head * K + channels[None, :], v + head * V + values[None, :]
+    state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0).to(
+        tl.float32
+    )
+    low, last = begin, at + count
+    while low < last:
+        high = tl.minimum((low // W + 1) * W, last)
+        size = (high - low).to(tl.int32)
+        nth, exists = nodes[:, None], (nodes < size)[:, None]
+        new = (nodes >= (at - low).to(tl.int32)) & (nodes < size)
+        flat = first + low - at
+        keys = piece(journal_k + ring, given_k, nth, low, at, first, H * K, k_stride, exists & inner, CAP).to(
+            tl.float32
+        )
+        gates = piece(journal_g + ring, given_g, nth, low, at, first, H * K, g_stride, exists & inner, CAP)
+        after = piece(
+            journal_g + ring, given_g, nth + 1, low, at, first, H * K, g_stride,
+            (nodes < size - 1)[:, None] & inner, CAP,
+        )  # fmt: skip
+        queries = tl.load(
+            given_q + flat * q_stride + nth * q_stride, mask=new[:, None] & inner, other=0.0
+        ).to(tl.float32)
+        value = tl.load(given_v + flat * v_stride + nth * v_stride, mask=new[:, None] & inside, other=0.0).to(
+            tl.float32
+        )
+        place = ((low % CAP).to(tl.int32) + nth) % CAP
+        known = tl.load(ring_u + place * (H * V), mask=exists & ~new[:, None] & inside, other=0.0)
+        strength = tl.load(beta + (flat + nodes) * beta_stride + head, mask=new, other=0.0).to(tl.float32)
+        mix = mix_in + (window * H + head) * 2 * TP * TP + nth * TP + nodes[None, :]
+        both = exists & (nodes < size)[None, :]
+        decay = tl.exp(tl.cumsum(gates, 0))
+        recalled = product(decay * keys, state)
+        missing = tl.where(new[:, None], strength[:, None] * (value - recalled), known)
+        fresh = product(tl.load(mix, mask=both, other=0.0), missing)
+        seen = product(tl.load(mix + TP * TP, mask=both, other=0.0), missing)
+        tl.store(
+            out + ((flat + nodes)[:, None] * H + head) * V + values[None, :],
+            product(decay * queries, state) + seen,
+            mask=new[:, None] & inside,
+        )
+        if low >= stop:
+            tl.debug_barrier()  # all have read what may lie in the same places
+            tl.store(ring_u + place * (H * V), fresh, mask=new[:, None] & inside)
+        keys *= tl.exp(tl.cumsum(after, 0, reverse=True))
+        state = tl.exp(tl.sum(gates, 0))[:, None] * state + product(keys.trans(1, 0), fresh)
+        wished = tl.load(export_line + export)
+        if (high % CHUNK == 0) | (high == stop) | ((export < exports) & (wished == high)):
+            rounded = state.to(saved.dtype.element_ty)
+            state = rounded.to(tl.float32)
+            if (high == stop) & (stop > begin):
+                tl.store(saved + (target * H + head) * K * V + offset, rounded, mask=tile)
+            while (export < exports) & (tl.load(export_line + export) == high):
+                copy = tl.load(export_slot + export)
+                tl.store(saved + (copy * H + head) * K * V + offset, rounded, mask=tile)
+                export += 1
+        window += 1
+        low = high

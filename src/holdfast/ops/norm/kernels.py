@@ -1,0 +1,64 @@
+"""Root-mean-square norms, in Triton: one program for each row, which is read once and kept in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr):
+    """Rows of x [rows, size] over their rms, times the scale; rounded where the reference rounds."""
+    normed = x * tl.rsqrt(tl.sum(x * x, 1) / size + eps)[:, None]
+    if ZERO_CENTRED:
+        return normed * (1.0 + scale.to(tl.float32))[None, :]
+    else:
+        return normed.to(kind).to(tl.float32) * scale.to(tl.float32)[None, :]
+
+
+@triton.jit
+def rms_norm(
+    x, added, weight, summed, out, x_stride, added_stride, rows, heads, size, eps,
+    ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """x, added, summed, out [tokens, heads, size], `rows` (token, head) pairs in all; a program takes ROWS of them.
+
+    ADD: summed = x + added is written, and normed; otherwise x is. Strides are those of tokens.
+    """
+    row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (columns < size)[None, :] & (row < rows)[:, None]
+    token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
+    dense = row.to(tl.int64)[:, None] * size + columns[None, :]
+    value = tl.load(x + token * x_stride + within, mask=inside, other=0.0)
+    if ADD:
+        more = tl.load(added + token * added_stride + within, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(summed.dtype.element_ty)
+        tl.store(summed + dense, value, mask=inside)
+    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
+    result = _normed(value.to(tl.float32), scale, size, eps, weight.dtype.element_ty, ZERO_CENTRED)
+    tl.store(out + dense, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_rms_norm(
+    x, gate, weight, out, x_stride, gate_stride, rows, heads, size, eps,
+    GATE_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `rms_norm`, times silu(gate): afterwards, or before the norm."""
+    row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (columns < size)[None, :] & (row < rows)[:, None]
+    token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
+    value = tl.load(x + token * x_stride + within, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(gate + token * gate_stride + within, mask=inside, other=0.0).to(tl.float32)
+    opened = opened * tl.sigmoid(opened)
+    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
+    kind: tl.constexpr = weight.dtype.element_ty
+    if GATE_FIRST:
+        result = _normed(value * opened, scale, size, eps, kind, False)
+    else:
+        result = _normed(value, scale, size, eps, kind, False).to(kind).to(tl.float32) * opened
+    tl.store(
+        out + row.to(tl.int64)[:, None] * size + columns[None, :],
+        result.to(out.dtype.element_ty),
+        mask=inside,
+    )

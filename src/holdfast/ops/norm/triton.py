@@ -1,0 +1,54 @@
+"""The norms' kernels, launched."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from . import kernels
+
+WIDE = 1024
+"""Elements that a program takes at least: narrow rows share one."""
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, added: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x, or x + added; and its norm. x [tokens, ..., size] with at most one axis between, rows contiguous."""
+    size = x.shape[-1]
+    heads = x.shape[1] if x.dim() == 3 else 1
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    summed = x if added is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    other = x if added is None else added
+    rows = len(x) * heads
+    cut, grid = _cut(rows, size)
+    if rows:
+        kernels.rms_norm[grid](
+            x, other, weight, summed, out, x.stride(0), other.stride(0), rows, heads, size, eps,
+            ADD=added is not None, ZERO_CENTRED=zero_centred, **cut,
+        )  # fmt: skip
+    return summed, out
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
+) -> Tensor:
+    size = x.shape[-1]
+    heads = x.shape[1] if x.dim() == 3 else 1
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    rows = len(x) * heads
+    cut, grid = _cut(rows, size)
+    if rows:
+        kernels.gated_rms_norm[grid](
+            x, gate, weight, out, x.stride(0), gate.stride(0), rows, heads, size, eps,
+            GATE_FIRST=gate_first, **cut,
+        )  # fmt: skip
+    return out
+
+
+def _cut(rows: int, size: int) -> tuple[dict[str, int], tuple[int]]:
+    block = triton.next_power_of_2(size)
+    each = max(1, WIDE // block)
+    warps = min(8, max(1, each * block // 512))
+    return {"ROWS": each, "BLOCK": block, "num_warps": warps}, (triton.cdiv(rows, each),)

@@ -1,0 +1,170 @@
+"""State space duality's kernels, launched: how they are cut, and which runs beside which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ...config import CHUNK
+from ..places import TemporalState
+from ..step import StateStep
+from ..twins.launch import LEAST, Exports, append_tails, beside, join, padded, rowwise, tell
+from . import kernels
+
+ORDER = ("head", "state", "channel")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the state of a head is cut: channels of a program, its warps, and how a window reads states."""
+
+    channels: int
+    warps: int
+    states: int = 16
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class FoldTiles:
+    """How single tokens' folds are cut: few lanes fold in a step, so a program looks after several."""
+
+    channels: int
+    lanes: int
+    warps: int
+
+
+WINDOWS = Tiles(channels=32, warps=1)
+FOLDS = FoldTiles(channels=32, lanes=8, warps=2)
+RUNS = Tiles(channels=32, warps=4, stages=1)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What `front` leaves for `main`; of one step's size, shared by all layers."""
+
+    seen: Tensor
+    gain: Tensor
+    mid: Tensor
+    mid_gain: Tensor
+
+    @staticmethod
+    def of(step: StateStep, heads: int) -> Scratch:
+        tokens, places = _places(step)
+
+        def allocate() -> Scratch:
+            def empty(*shape: int) -> Tensor:
+                return torch.empty(step.num_windows, heads, *shape, device=step.rows.device)
+
+            return Scratch(empty(tokens, places), empty(tokens), empty(padded(step.grid)), empty())
+
+        return step.once(("ssd scratch", heads), allocate)
+
+
+def _places(step: StateStep) -> tuple[int, int]:
+    """Tokens of a window and its entries since the checkpoint, both as matrix units want them."""
+    if step.longest_window <= 1:
+        return 1, padded(step.grid)
+    return padded(step.longest_window), padded(step.grid - 1 + step.longest_window)
+
+
+def advance(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    log_decay: Tensor,
+    pool: TemporalState,
+    step: StateStep,
+    out: Tensor,
+    *,
+    tiles: Tiles = WINDOWS,
+    run_tiles: Tiles = RUNS,
+) -> Tensor:
+    """As `ops.journal.advance` does for SSD; windows are chains. The pool has its axes in ORDER."""
+    tell(pool, step, len(x))
+    inputs = {"x": x, "b": b, "c": c, "dt": dt, "log_decay": log_decay}
+    inputs = {name: rowwise(given) for name, given in inputs.items()}
+    if step.num_windows:
+        _windows(inputs, pool, step.windows.step, out, tiles)
+    if step.num_windows < len(step.rows):
+        runs = step.once("runs", lambda: step.lanes(step.num_windows, len(step.rows)))
+        _runs(inputs, pool, runs, Exports.of(step), out, run_tiles)
+    return out
+
+
+def _windows(
+    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles
+) -> None:
+    lanes, (heads, width), (groups, states) = len(step.rows), inputs["x"].shape[1:], inputs["b"].shape[1:]
+    tokens, places = _places(step)
+    scratch, group = Scratch.of(step, heads), heads // groups
+    journal = tuple(pool.journal[name] for name in ("x", "b", "dt", "log_decay"))
+    cursors = (step.rows, step.counts, step.offsets, step.position)
+    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
+    strides = tuple(given.stride(0) for given in inputs.values())
+    shape: dict[str, Any] = {
+        "G": groups, "GROUP": group, "P": width, "S": states, "SP": padded(states), "LP": places,
+        "CAP": pool.capacity,
+    }  # fmt: skip
+    blocks = (triton.cdiv(width, tiles.channels), heads, lanes)
+    absorbed: tuple[Any, ...] = (inputs["c"], out, pool.saved, *journal)
+    line = {"J": step.grid, "JP": padded(step.grid)}
+    if step.longest_window <= 1:
+        few = min(LEAST, triton.next_power_of_2(group))
+        kernels.front_one[(groups * triton.cdiv(group, few), lanes)](
+            *inputs.values(), *journal, scratch.seen, scratch.gain, *cursors, step.end_base, *strides,
+            **shape, HB=few, PP=padded(width), num_warps=1,
+        )  # fmt: skip
+        arguments = (
+            *absorbed, scratch.seen, scratch.gain, *cursors, *slots, lanes, inputs["c"].stride(0)
+        )  # fmt: skip
+        with beside(out.device):
+            folds = (triton.cdiv(width, FOLDS.channels), heads, triton.cdiv(lanes, FOLDS.lanes))
+            kernels.main_one[folds](
+                *arguments, **shape, **line, BP=FOLDS.channels, LANES=FOLDS.lanes, num_warps=FOLDS.warps
+            )
+        kernels.main_one[blocks](
+            *arguments, **shape, **line, BP=tiles.channels, LANES=0, num_warps=tiles.warps
+        )
+    else:
+        few = math.gcd(group, 4)
+        coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
+        shape |= {**line, "TP": tokens}
+        kernels.front[(heads // few, lanes)](
+            *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *strides,
+            **shape, HB=few, PP=padded(width), num_warps=4,
+        )  # fmt: skip
+        arguments = (*absorbed, *coefficients, *cursors, *slots, inputs["c"].stride(0))
+        shape |= {"BP": tiles.channels, "BS": tiles.states}
+        launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        with beside(out.device):
+            kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
+        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
+    join(out.device)
+
+
+def _runs(
+    inputs: dict[str, Tensor],
+    pool: TemporalState,
+    runs: StateStep,
+    exports: Exports,
+    out: Tensor,
+    tiles: Tiles,
+) -> None:
+    (heads, width), (groups, states) = inputs["x"].shape[1:], inputs["b"].shape[1:]
+    entries = ("x", "b", "dt", "log_decay")
+    kernels.chunk[(triton.cdiv(width, tiles.channels), heads, len(runs.rows))](
+        *inputs.values(), out, pool.saved, *(pool.journal[name] for name in entries),
+        runs.rows, runs.counts, runs.offsets, runs.position,
+        runs.base, runs.end_base, runs.read_slot, runs.write_slot,
+        exports.first, exports.line, exports.slot,
+        *(given.stride(0) for given in inputs.values()),
+        G=groups, GROUP=heads // groups, S=states, SP=padded(states), P=width, BP=tiles.channels, BT=CHUNK,
+        CAP=pool.capacity, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    append_tails({name: inputs[name] for name in entries}, pool, runs)

@@ -1,0 +1,1 @@
+"""What the Triton twins of several operations share."""

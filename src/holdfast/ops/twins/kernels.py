@@ -1,0 +1,79 @@
+"""Parts of kernels: products at float32 accuracy, tokens that lie in the journal or are given, journals' tails."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b):
+    """a @ b to float32 accuracy, on matrix units.
+
+    Beside bfloat16, a float32 operand is split into three bfloat16 parts: every product is exact, only sums round.
+    """
+    if a.dtype == tl.bfloat16:
+        if b.dtype == tl.bfloat16:
+            return tl.dot(a, b)
+        else:
+            high, middle, low = _parts(b.to(tl.float32))
+            return tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
+    elif b.dtype == tl.bfloat16:
+        high, middle, low = _parts(a.to(tl.float32))
+        return tl.dot(high, b, tl.dot(middle, b, tl.dot(low, b)))
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32x3")
+
+
+@triton.jit
+def _parts(x):
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def either(ring, given, tokens, at, first, ring_stride, given_stride, wanted, CAP: tl.constexpr):
+    """Of the tokens at these positions: those before `at` are in the journal, the others among what is given, from
+    `first` on. Zero where not wanted.
+
+    ring, given  pointers to the columns of a row's place 0, and of the batch's token 0
+    """
+    held = tokens < at
+    old = tl.load(ring + (tokens % CAP) * ring_stride, mask=wanted & held, other=0.0)
+    new = tl.load(given + (first + tokens - at) * given_stride, mask=wanted & ~held, other=0.0)
+    return tl.where(held, old, new.to(old.dtype))
+
+
+@triton.jit
+def piece(ring, given, nth, low, at, first, ring_stride, given_stride, wanted, CAP: tl.constexpr):
+    """As `either`, of the tokens low + nth: all but the first pieces of a run are given as a whole."""
+    given += (first + low - at) * given_stride
+    if low < at:
+        held = nth < (at - low).to(tl.int32)
+        place = ((low % CAP).to(tl.int32) + nth) % CAP
+        old = tl.load(ring + place * ring_stride, mask=wanted & held, other=0.0)
+        new = tl.load(given + nth * given_stride, mask=wanted & ~held, other=0.0)
+        found = tl.where(held, old, new.to(old.dtype))
+    else:
+        found = tl.load(given + nth * given_stride, mask=wanted, other=0.0).to(ring.dtype.element_ty)
+    return found
+
+
+@triton.jit
+def append_tail(
+    ring, given,  # [rows, CAP, WIDTH], [tokens, WIDTH]
+    rows, counts, offsets, position, end_base,
+    given_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Of runs: what is given of the tokens since their last line goes to the journal."""
+    block, place, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    first, at = tl.load(offsets + lane).to(tl.int64), tl.load(position + lane)
+    token = tl.load(end_base + lane) + place
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    wanted = (row > 0) & (token >= at) & (token < at + count) & (columns < WIDTH)
+    value = tl.load(given + (first + token - at) * given_stride + columns, mask=wanted, other=0.0)
+    tl.store(ring + (row * CAP + token % CAP) * WIDTH + columns, value, mask=wanted)

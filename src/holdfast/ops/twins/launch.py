@@ -1,0 +1,155 @@
+"""Launching: side streams, what is known of runs without waiting for the device, and what the watch is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from ...config import CHUNK
+from .. import journal
+from ..journal import Entries, Inputs
+from ..places import TemporalState
+from ..step import StateStep
+from ..transfer import to_device
+from . import kernels
+
+LEAST = 16
+"""No matrix product is narrower."""
+
+
+def padded(size: int, least: int = LEAST) -> int:
+    return max(least, triton.next_power_of_2(size))
+
+
+def rowwise(x: Tensor) -> Tensor:
+    """With each token's numbers side by side; tokens may lie apart."""
+    inner = x[:1]
+    return x if inner.is_contiguous() else x.contiguous()
+
+
+# --- streams -----------------------------------------------------------------------------------------------
+
+_sides: dict[torch.device, torch.cuda.Stream] = {}
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Launches here may run at the same time as those that follow, until `join`."""
+    if device.type != "cuda":
+        yield
+        return
+    side = _sides.setdefault(device, torch.cuda.Stream(device))
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+
+
+def join(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_sides[device])
+
+
+# --- runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exports:
+    """Of each run, those from first[i] to first[i + 1], by line; then one whose line is never reached."""
+
+    first: Tensor
+    line: Tensor
+    slot: Tensor
+
+    @staticmethod
+    def of(step: StateStep) -> Exports:
+        return step.once("exports on the device", lambda: _exports(step))
+
+
+def _exports(step: StateStep) -> Exports:
+    wanted = sorted((export.lane, export.line, export.slot) for export in step.exports)
+    runs = range(step.num_windows, len(step.rows) + 1)
+    first = [sum(lane < run for lane, _, _ in wanted) for run in runs]
+    never = 1 << 62
+    columns = (first, [line for _, line, _ in wanted] + [never], [slot for _, _, slot in wanted] + [0])
+    return Exports(*(to_device(column, step.rows.device) for column in columns))
+
+
+@dataclass(frozen=True)
+class RunWindows:
+    """All windows of at most `size` tokens, ending on multiples of it, from the runs' checkpoints on.
+
+    run, low  [windows]: where each begins. There may be more than needed: those begin past the end of a run.
+    first     [runs]: its first window
+    """
+
+    run: Tensor
+    low: Tensor
+    first: Tensor
+
+    @staticmethod
+    def of(runs: StateStep, size: int, tokens: int, capacity: int) -> RunWindows:
+        """tokens, capacity: no more than these are absorbed, and held by each run"""
+        most = (tokens + len(runs.rows) * capacity) // size + 2 * len(runs.rows)
+        return runs.once(("windows of runs", size), lambda: _run_windows(runs, size, most))
+
+
+def _run_windows(runs: StateStep, size: int, most: int) -> RunWindows:
+    end = runs.position + runs.counts
+    number = torch.where(runs.rows > 0, (end + size - 1) // size - runs.base // size, 0)
+    after = number.cumsum(0)
+    window = torch.arange(most, device=after.device)
+    run = torch.searchsorted(after, window, right=True).clamp(max=len(after) - 1)
+    nth = window - (after - number)[run]
+    return RunWindows(
+        run, torch.maximum(runs.base[run], (runs.base[run] // size + nth) * size), after - number
+    )
+
+
+def append_tails(given: Mapping[str, Tensor], pool: TemporalState, runs: StateStep) -> None:
+    """Of entries that are given, those of each run's tokens since its last line."""
+    for name, value in given.items():
+        ring = pool.journal[name]
+        width = ring[0, 0].numel()
+        block = min(1024, triton.next_power_of_2(width))
+        kernels.append_tail[(triton.cdiv(width, block), runs.grid, len(runs.rows))](
+            ring, value, runs.rows, runs.counts, runs.offsets, runs.position, runs.end_base,
+            value.stride(0), WIDTH=width, BLOCK=block, CAP=pool.capacity, num_warps=4,
+        )  # fmt: skip
+
+
+# --- the watch ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """The recurrence whose state has no elements."""
+
+    axes: tuple[int, ...] = (0, 1)
+
+    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        return inputs["none"], dict(inputs)
+
+    def fold(self, state: Tensor, entries: Entries) -> Tensor:
+        return state
+
+    def chunk(self, state: Tensor, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return inputs["none"], state.expand(len(inputs["none"]) // CHUNK, *state.shape)
+
+
+def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
+    """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
+    if pool.watch is None:
+        return
+    rows = len(next(iter(pool.journal.values())))
+    ghost = TemporalState(
+        saved=pool.saved.new_empty(len(pool.saved), 0),
+        journal={"none": pool.saved.new_empty(rows, pool.capacity, 0)},
+        watch=pool.watch,
+    )
+    none = pool.saved.new_empty(tokens, 0)
+    journal.advance(_Nothing(), {"none": none}, ghost, step, none, exact=False)

@@ -1,0 +1,117 @@
+"""What every drafter is: it absorbs what the model absorbs, and guesses what the model will choose next.
+
+Its layers keep their state in the model's own pools, under names of their own, so rows, slots, pages, checkpoints,
+prefix hits and pre-emption are its as well. What it keeps of a token depends on that token and those before it
+alone, so a checkpoint or a page is right for whoever has the same tokens.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.batch import Batch
+from ..memory.kv_pool import KVPool
+from ..memory.spec import KVSpec, StateSpec
+from ..memory.state_pool import StatePool
+from ..models.base import declared
+
+PREFIX = "draft."
+"""Of the names of a drafter's layers in the pools."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the model made of the tokens of a step.
+
+    hidden  [tokens, hidden]  as its head reads them
+    """
+
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """Lanes that have chosen a token: where they stand now, and the means to look ahead of that.
+
+    rows      [N]  0 is padding
+    position  [N]  tokens absorbed and certain; the last token chosen stands here, not absorbed yet
+    tokens    [rows + 1, positions]  of every row, up to and including that one
+    longest   no lane's position is beyond this
+    choose    (logits [N, vocab], position [N]) -> [N]: what each lane would choose to stand there, with the noise
+              by which the model's own choice will be made
+    """
+
+    rows: Tensor
+    position: Tensor
+    tokens: Tensor
+    longest: int
+    choose: Callable[[Tensor, Tensor], Tensor]
+    state: StatePool
+    kv: KVPool
+
+    @property
+    def last(self) -> Tensor:
+        """[N]: the tokens that drafts follow."""
+        return self.tokens[self.rows, self.position]
+
+    def ahead(self, by: int, tokens: Tensor) -> Batch:
+        """One token for each lane, `by` positions ahead of where it stands: uncertain, and overwritten by the step
+        that absorbs what will really stand there."""
+        step = self.state.look_ahead(rows=self.rows, by=by)
+        return Batch(tokens=tokens, positions=step.position, step=step, state=self.state, kv=self.kv)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """tokens   [N, depth]  to follow the last token of each lane
+    count    [N]         how many of them were meant; the others are never accepted
+    parents  [N, depth]  of a tree: the node that each follows, where 0 is the lane's last token; None: a chain
+    """
+
+    tokens: Tensor
+    count: Tensor
+    parents: Tensor | None = None
+
+
+class Drafter(nn.Module):
+    """`depth` drafts at a time. One without layers needs `propose` only."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+
+    @property
+    def trained(self) -> nn.Module | None:
+        """What its files fill."""
+        return None
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return declared(self, "state_spec")
+
+    def kv_specs(self) -> dict[str, KVSpec]:
+        return declared(self, "kv_spec")
+
+    def absorb(self, batch: Batch, features: Features) -> None:
+        """The tokens of a step, after the model: all that a later step may need of them is kept."""
+
+    @abstractmethod
+    def propose(self, step: VerifiedStep) -> Draft:
+        """Nothing of the device may be waited for, and no shape may depend on what it holds."""
+
+    def name_layers(self) -> None:
+        """So that none is mistaken for one of the model's."""
+        layers: list[Any] = [m for m in self.modules() if hasattr(m, "state_spec") or hasattr(m, "kv_spec")]
+        for layer in layers:
+            layer.name = PREFIX + layer.name
+
+
+def all_meant(tokens: list[Tensor]) -> Draft:
+    """depth times [N]: a chain in which every draft was meant."""
+    stacked = torch.stack(tokens, 1)
+    return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))

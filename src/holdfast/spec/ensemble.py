@@ -1,0 +1,29 @@
+"""A model and its drafter, if it has one: what they keep, and how they absorb a step together."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..layers.batch import Batch
+from ..memory.spec import KVSpec, StateSpec
+from ..models.base import CausalLM
+from .drafter import Drafter, Features
+
+
+class Ensemble(nn.Module):
+    def __init__(self, model: CausalLM, drafter: Drafter | None = None) -> None:
+        super().__init__()
+        self.model, self.drafter = model, drafter
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The model's hidden states [tokens, hidden]."""
+        hidden = self.model(batch)
+        if self.drafter is not None:
+            self.drafter.absorb(batch, Features(hidden))
+        return hidden
+
+    def state_specs(self) -> dict[str, StateSpec]:
+        return {**self.model.state_specs(), **(self.drafter.state_specs() if self.drafter else {})}
+
+    def kv_specs(self) -> dict[str, KVSpec]:
+        return {**self.model.kv_specs(), **(self.drafter.kv_specs() if self.drafter else {})}

@@ -1,0 +1,66 @@
+"""Multi-token prediction: the model's own head guesses the token after next, and then again from its own guess.
+
+What it reads at position i is token i and the hidden vector at i - 1: the model's, or the head's own for a token
+that is a guess itself. Nothing is before position 0, and a vector of zeros stands there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.batch import Batch, Build
+from ..memory.spec import ConvSpec, StateSpec
+from ..models.base import CausalLM
+from ..models.mtp import MTPHead
+from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+
+
+class Previous(nn.Module):
+    """The vector of the token before each, kept as a causal convolution keeps its inputs. So a checkpoint has the
+    one before its line, and whoever resumes there finds it."""
+
+    shift: Tensor
+
+    def __init__(self, build: Build, name: str, channels: int) -> None:
+        super().__init__()
+        self.name, self.ops, self.dtype = name, build.ops, build.dtype
+        self.state_spec = StateSpec(conv={"hidden": ConvSpec(channels, 2, build.dtype, sharded=False)})
+        with torch.device("cpu"):
+            taps = torch.tensor([1.0, 0.0], dtype=build.dtype).repeat(channels, 1)
+        self.register_buffer("shift", taps, persistent=False)
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        pool = batch.state.layers[self.name].conv["hidden"]
+        return self.ops.causal_conv(x, self.shift, None, pool, batch.step).to(self.dtype)
+
+
+class MTP(Drafter):
+    def __init__(self, depth: int, build: Build, head: MTPHead, model: CausalLM) -> None:
+        super().__init__(depth)
+        self.head = head
+        self.previous = Previous(build, "previous", head.hidden)
+        self._embed, self._logits = (
+            model.embeddings,
+            model.logits,
+        )  # the model's: not to be loaded or counted again
+        self.name_layers()
+
+    @property
+    def trained(self) -> nn.Module:
+        return self.head
+
+    def absorb(self, batch: Batch, features: Features) -> None:
+        self.head(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        token, drafts = step.last, []
+        hidden: Tensor | None = None
+        for by in range(self.depth):
+            batch, embedding = step.ahead(by, token), self._embed(token)
+            if hidden is None:  # what is kept in its place here is never read
+                hidden = self.previous(torch.zeros_like(embedding), batch)
+            hidden = self.head(embedding, hidden, batch)
+            token = step.choose(self._logits(hidden), step.position + by + 1)
+            drafts.append(token)
+        return all_meant(drafts)

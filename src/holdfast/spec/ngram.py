@@ -1,0 +1,33 @@
+"""Prompt look-up: what followed the last few tokens when they last occurred is what will follow them now."""
+
+from __future__ import annotations
+
+import torch
+
+from .drafter import Draft, Drafter, VerifiedStep
+
+
+class NGram(Drafter):
+    """Reads the table of tokens on the device, which has those that the host has not seen yet."""
+
+    def __init__(self, depth: int, *, longest: int, shortest: int) -> None:
+        super().__init__(depth)
+        self.longest, self.shortest = longest, shortest
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        """The longest of the suffixes that occurred before, where it did so last. If fewer than `depth` tokens
+        followed it then, it overlaps the end of the sequence: what followed is repeated."""
+        tokens = step.tokens[step.rows, : step.longest + 1]
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        matching = place < step.position[:, None]
+        length = torch.zeros_like(tokens)
+        for back in range(self.longest):
+            wanted = tokens.gather(1, (step.position - back).clamp(min=0)[:, None])
+            before = (place - back).clamp(min=0)
+            matching = matching & (place >= back) & (tokens[:, before] == wanted)
+            length = length + matching
+        found, end = torch.where(length < self.shortest, 0, length * len(place) + place).max(1)
+        distance = (step.position - end).clamp(min=1)[:, None]
+        following = end[:, None] + 1 + torch.arange(self.depth, device=tokens.device) % distance
+        drafts = tokens.gather(1, following.clamp(max=tokens.shape[1] - 1))
+        return Draft(drafts, torch.where(found > 0, self.depth, 0))

@@ -1,0 +1,137 @@
+"""Windows with drafts: what the host plans before it knows how many were accepted, and what it makes of it then."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.ids import Row
+from holdfast.plan import NO_CHOICE, RowResult, StepPlan, StepResult, Window
+from holdfast.request import Acceptance, FinishReason, Request, TokenLogprob
+from holdfast.scheduler.depth import draft_room
+
+from .harness import Harness, make_limits, make_request
+
+LIMITS = make_limits(fold_every=4, max_window=4, max_model_len=40, max_num_batched_tokens=40)
+
+
+def planned(harness: Harness) -> StepPlan:
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    return plan
+
+
+def answer(harness: Harness, plan: StepPlan, position: int, *tokens: int, proposed: int = 3) -> list[Request]:
+    (work,) = plan.work
+    scored = tuple(TokenLogprob(token, -1.0) for token in tokens)
+    row = RowResult(work.row, 1, position, tokens, scored, window=work.window, proposed=proposed)
+    return harness.scheduler.collect(StepResult(plan.step, (row,)))
+
+
+def begun(**params: object) -> tuple[Harness, Request]:
+    """A request whose prompt of 3 is absorbed, and whose first token is known."""
+    harness = Harness(LIMITS)
+    request = make_request("a", (1, 2, 3), logprobs=0, **params)
+    harness.submit(request)
+    first = planned(harness)
+    assert [w.window for w in first.work] == [Window(drafts=0)], "nobody has made drafts yet"
+    answer(harness, first, 3, 7, proposed=0)
+    return harness, request
+
+
+def test_a_window_counts_its_bonus() -> None:
+    assert [w.most_chosen for w in (Window(3), Window(), NO_CHOICE)] == [4, 1, 0]
+
+
+def test_a_window_is_the_last_token_and_its_drafts() -> None:
+    harness, request = begun(max_tokens=20)
+    (work,) = planned(harness).work
+    assert (work.tokens, work.window, work.position, work.uncertain) == (4, Window(3), 3, 0)
+    assert (request.planned, request.pending, request.uncertain, request.todo) == (7, 4, 3, 1)
+
+
+def test_the_next_window_is_planned_before_this_one_is_known() -> None:
+    harness, request = begun(max_tokens=20)
+    first = planned(harness)
+    second = planned(harness)
+    (work,) = second.work
+    assert (work.tokens, work.position, work.uncertain) == (4, 7, 3), "it stands at 4 to 7"
+    answer(harness, first, 5, 8, 9)  # one of three accepted
+    assert request.output == [7, 8, 9]
+    assert (request.planned, request.pending, request.uncertain, request.todo) == (9, 4, 3, 1)
+    answer(harness, second, 9, 10, 11, 12, 13)
+    assert (request.planned, request.pending, request.uncertain, request.todo) == (9, 0, 0, 1)
+    assert request.output == [7, 8, 9, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(("max_tokens", "drafts"), [(2, 0), (3, 1), (4, 2), (5, 3), (9, 3)])
+def test_drafts_end_where_the_answer_must(max_tokens: int, drafts: int) -> None:
+    harness, _ = begun(max_tokens=max_tokens)
+    (work,) = planned(harness).work
+    assert work.window == Window(drafts)
+
+
+def test_a_row_that_may_have_all_its_tokens_waits_to_hear_of_it() -> None:
+    harness, request = begun(max_tokens=5)
+    first = planned(harness)
+    assert harness.scheduler.plan() is None, "if all drafts are accepted it has its five tokens"
+    answer(harness, first, 5, 8, 9)
+    assert planned(harness).work[0].window == Window(1)
+    assert request.finish_reason is None
+
+
+@pytest.mark.parametrize(("budget", "drafts"), [(1, 0), (2, 1), (3, 2)])
+def test_a_budget_is_for_drafts_too(budget: int, drafts: int) -> None:
+    harness, _ = begun(max_tokens=20)
+    harness.scheduler._limits = make_limits(fold_every=4, max_window=4, max_num_batched_tokens=budget)
+    (work,) = planned(harness).work
+    assert work.window == Window(drafts)
+
+
+def test_what_follows_a_stop_is_dropped_with_its_log_probabilities() -> None:
+    harness, request = begun(max_tokens=20, stop_token_ids=(9,))
+    first, second = planned(harness), planned(harness)
+    assert answer(harness, first, 7, 8, 9, 10, 11) == [request]
+    assert request.output == [7, 8, 9] and request.finish_reason is FinishReason.STOP
+    assert [entry.token_id for entry in request.logprobs] == [7, 8, 9]
+    assert answer(harness, second, 11, 12, 13, 14, 15) == []
+    assert request.output == [7, 8, 9]
+    harness.drain()
+
+
+def test_nothing_after_a_stop_is_published() -> None:
+    """Of eight tokens absorbed, two whole pages, the request keeps five."""
+    harness = Harness(LIMITS, prefix_reuse=True)
+    request = make_request("a", (1, 2, 3), stop_token_ids=(9,))
+    harness.submit(request)
+    plans = [planned(harness) for _ in range(3)]
+    for plan, position, tokens in zip(plans, (3, 7, 8), ((7,), (9, 10, 11, 12), (13,)), strict=True):
+        answer(harness, plan, position, *tokens)
+    assert request.output == [7, 9]
+    assert harness.cache.match(make_request("b", (1, 2, 3, 7, 9))).kv_len == 4
+    assert harness.cache.match(make_request("c", (1, 2, 3, 7, 9, 10, 11, 12, 13))).kv_len == 4
+
+
+def test_acceptance_is_counted_for_each_request_and_for_all() -> None:
+    harness, request = begun(max_tokens=20)
+    answer(harness, planned(harness), 5, 8, 9)
+    answer(harness, planned(harness), 9, 10, 11, 12, 13)
+    answer(harness, planned(harness), 10, 14, proposed=0)
+    wanted = Acceptance(windows=2, drafts=6, accepted=4, accepted_at=[2, 1, 1])
+    assert request.metrics.speculation == harness.scheduler.speculation == wanted
+    assert wanted.accept_length == 3.0 and Acceptance().accept_length == 1.0
+
+
+def test_a_row_that_was_resumed_has_no_drafts_at_first() -> None:
+    harness, request = begun(max_tokens=20)
+    answer(harness, planned(harness), 5, 8, 9)
+    harness.scheduler._requeue(harness.scheduler._running[Row(1)])
+    first = planned(harness)
+    assert [w.window for w in first.work] == [Window()]
+    (work,) = planned(harness).work
+    assert work.window == Window(3) and request.uncertain == 3
+
+
+def test_draft_room() -> None:
+    assert draft_room(known=10, most_tokens=20, budget=5) == 5
+    assert draft_room(known=10, most_tokens=14, budget=5) == 3
+    assert draft_room(known=10, most_tokens=10, budget=5) < 0

@@ -1,0 +1,86 @@
+"""State space duality's Triton kernels against the reference, windows and runs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.ops.ssd.reference import SSD
+
+from .steps import GRID, Lane, seeded
+from .twins import DEVICE, NARROW, RUNS, Twin, compare, decays, windows_at
+
+pytest.importorskip("triton")
+from holdfast.ops.ssd import triton as ssd
+
+everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
+TILES = ssd.Tiles(channels=16, warps=1)
+
+
+def draw(
+    heads: int, groups: int, channels: int, states: int, count: int, seed: int, decay: str
+) -> dict[str, Tensor]:
+    generator = seeded(seed)
+    return {
+        "x": torch.randn(count, heads, channels, generator=generator),
+        "b": torch.randn(count, groups, states, generator=generator),
+        "c": torch.randn(count, groups, states, generator=generator),
+        "dt": torch.rand(count, heads, generator=generator),
+        "log_decay": decays((count, heads), decay, generator),
+    }
+
+
+def twin(heads: int, groups: int, channels: int, states: int) -> Twin:
+    return Twin(
+        rule=SSD((0, 1, 3, 2)),
+        advance=lambda inputs, pool, step, out: ssd.advance(
+            **inputs, pool=pool, step=step, out=out, tiles=TILES, run_tiles=TILES
+        ),
+        draw=partial(draw, heads, groups, channels, states),
+        state=(heads, states, channels),
+        output=(heads, channels),
+        entries={name: name for name in ("x", "b", "dt", "log_decay")},
+    )
+
+
+SMALL = twin(2, 1, 5, 4)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_windows_equal_the_reference(window: int) -> None:
+    compare(SMALL, windows_at(window, window), seed=window)
+
+
+def test_a_window_as_long_as_a_line_folds_and_passes_the_next() -> None:
+    compare(SMALL, windows_at(4, 4, grid=4), seed=4, grid=4)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_narrow_checkpoint_is_rounded_before_it_is_used(window: int) -> None:
+    compare(SMALL, windows_at(window, 9), seed=5, dtype=NARROW, decay="mild")
+
+
+def test_a_step_of_nothing_but_folds() -> None:
+    compare(SMALL, [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)], seed=6)
+
+
+@pytest.mark.parametrize("decay", ["mixed", "weak"])
+def test_runs_equal_the_reference(decay: str) -> None:
+    exports = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
+    compare(SMALL, RUNS, seed=7, decay=decay, exports=exports)
+
+
+def test_runs_round_where_the_chunk_form_does() -> None:
+    compare(SMALL, [RUNS[1], RUNS[5]], seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+
+
+@everywhere
+@pytest.mark.parametrize("shape", [(4, 2, 6, 4), (3, 3, 16, 16), (6, 2, 40, 20), (1, 1, 64, 32)], ids=str)
+@pytest.mark.parametrize("decay", ["weak", "mild", "strong", "violent", "mixed"])
+def test_every_shape_and_decay(shape: tuple[int, int, int, int], decay: str) -> None:
+    for window in (1, 2, 4):
+        compare(twin(*shape), windows_at(window, window), seed=window, decay=decay)
+    compare(twin(*shape), RUNS, seed=9, decay=decay, exports=[(1, 64)])
