@@ -139,7 +139,9 @@ def _speculation(done: Acceptance) -> Iterator[Metric]:
     yield _counter("spec_decode_num_draft_tokens", "drafts", done.drafts)
     yield _counter("spec_decode_num_accepted_tokens", "drafts that were accepted", done.accepted)
     name = "holdfast:spec_decode_num_accepted_tokens_per_pos"
-    family = CounterMetricFamily(name, "drafts that were accepted, by place in the window", labels=["position"])
+    family = CounterMetricFamily(
+        name, "drafts that were accepted, by place in the window", labels=["position"]
+    )
     for position, count in enumerate(done.accepted_at):
         family.add_metric([str(position)], count)
     yield family
