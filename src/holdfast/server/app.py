@@ -57,7 +57,7 @@ class Api:
         self.name, self.options = name, options
         self._intake, self._client, self._metrics = intake, client, metrics
         self._token_names = TokenNames(intake.tokenizer)
-        self._wanted = 0  # answers that are asked for and not ended
+        self._arriving = 0  # answers whose prompts are still being read
         advised = intake.default_params()
         # OpenAI's default, where the model's authors advise nothing
         self._advised = replace(advised, temperature=1.0) if advised == SamplingParams() else advised
@@ -113,8 +113,8 @@ class Api:
         special = asked.add_special_tokens is not False
         with self._room(len(prompts) * params.n, limits):
             tokens = [await self._tokens(_encoder, prompt, special) for prompt in prompts]
-            texts = [self._echoed(p, t) for p, t in zip(prompts, tokens, strict=True)] if asked.echo else None
-            await self._generate(call, asked, tokens, params, reply, texts, wanted)
+        texts = [self._echoed(p, t) for p, t in zip(prompts, tokens, strict=True)] if asked.echo else None
+        await self._generate(call, asked, tokens, params, reply, texts, wanted)
 
     async def chat(self, call: Call) -> None:
         asked = decode(ChatRequest, await call.body())
@@ -134,7 +134,7 @@ class Api:
         variables = asked.chat_template_kwargs or {}
         with self._room(params.n, limits):
             tokens = await self._tokens(Tokenizer.apply_chat, messages, prompted, **variables)
-            await self._generate(call, asked, [tokens], params, reply, None, wanted)
+        await self._generate(call, asked, [tokens], params, reply, None, wanted)
 
     async def _generate(
         self,
@@ -148,7 +148,7 @@ class Api:
     ) -> None:
         requests = [self._requests(tokens, params, asked.priority or 0) for tokens in prompts]
         call.fields["prompt_tokens"] = sum(len(tokens) for tokens in prompts)
-        async with self._client.job(requests, streaming=bool(asked.stream)) as job:
+        async with self._client.job(requests, streaming=bool(asked.stream), arrived=call.began) as job:
             choices = list(_choices(job, wanted, echoed))
             try:
                 work = self._stream if asked.stream else self._answer
@@ -215,22 +215,22 @@ class Api:
 
     @contextlib.contextmanager
     def _room(self, count: int, limits: Limits) -> Iterator[None]:
-        """Hold a place for so many answers, or say when to come again."""
+        """Hold a place for so many answers until the engine has them, or say when to come again."""
         most = limits.max_num_seqs + self.options.max_queue
         if count > min(self.options.max_choices, most):
             wrong = (
                 f"{count} answers were asked for at once; the most is {min(self.options.max_choices, most)}"
             )
             raise ApiError(400, wrong, param="n")
-        if self._wanted + count > most:
+        if (there := self._client.num_live + self._arriving) + count > most:
             self._metrics.rejected.labels("queue").inc()
-            full = f"{self._wanted} answers run or wait, and {most} may; try again later"
+            full = f"{there} answers run or wait, and {most} may; try again later"
             raise ApiError(429, full, code="queue_full", headers={"retry-after": "1"})
-        self._wanted += count
+        self._arriving += count
         try:
             yield
         finally:
-            self._wanted -= count
+            self._arriving -= count
 
     async def _tokens(self, encode: Callable[..., list[int]], *args: Any, **kwargs: Any) -> list[int]:
         """In a thread: a long text must not keep others waiting."""

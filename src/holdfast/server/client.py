@@ -65,8 +65,8 @@ class EngineState(enum.StrEnum):
 class Job:
     """All the answers that one HTTP request asked for, prompt by prompt."""
 
-    def __init__(self, answers: list[list[Answer]]) -> None:
-        self.answers = answers
+    def __init__(self, answers: list[list[Answer]], arrived: float) -> None:
+        self.answers, self.arrived = answers, arrived
         self._news = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -148,14 +148,17 @@ class EngineClient:
     # --- requests ---
 
     @contextlib.asynccontextmanager
-    async def job(self, prompts: Sequence[Sequence[Request]], *, streaming: bool) -> AsyncIterator[Job]:
+    async def job(
+        self, prompts: Sequence[Sequence[Request]], *, streaming: bool, arrived: float
+    ) -> AsyncIterator[Job]:
         """These requests, as long as the context lasts: what still runs when it is left is cancelled.
 
         Raises Rejected if one can never run, and then none does.
         """
         self._check(prompts)
         tokenizer = self._intake.tokenizer
-        job = Job([[Answer(r, tokenizer, streaming=streaming) for r in requests] for requests in prompts])
+        answers = [[Answer(r, tokenizer, streaming=streaming) for r in requests] for requests in prompts]
+        job = Job(answers, arrived)
         for answer in job:
             self._live[answer.request.id] = (answer, job)
         self._send(Submit([Asked.of(answer.request) for answer in job]))
@@ -309,7 +312,7 @@ class EngineClient:
         request.metrics = growth.metrics or request.metrics
         if answer.advance() and growth.finish_reason is None:
             self._send(Finish([request.id]))
-        self._metrics.grew(request, len(growth.tokens), ended=answer.finished)
+        self._metrics.grew(request, len(growth.tokens), job.arrived, ended=answer.finished)
         if growth.error:
             job.tell(RequestFailed(growth.error))
         if answer.finished:
