@@ -71,7 +71,7 @@ class Blueprint:
     def _lay_out(self, positions: int) -> Ensemble:
         """On no device."""
         build = Build(
-            ops=choose(self._config.backend, exact=self._config.exact),
+            ops=choose(self._config.chosen_backend, exact=self._config.exact),
             dtype=getattr(torch, self._config.dtype),
             state_dtype=getattr(torch, self._config.state_dtype),
             max_positions=positions,

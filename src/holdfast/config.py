@@ -121,7 +121,10 @@ class EngineConfig:
     """How drafts are made, also as a mapping: {"method": "mtp", "num_speculative_tokens": 3}. None: none are."""
     overlap: bool = True
     exact: bool = False
-    backend: str = "reference"
+    backend: str | None = None
+    """Whose operations run. None: Triton's on a GPU, elsewhere the reference."""
+    eager: bool = False
+    """Nothing is recorded at start: every operation is launched by itself, which takes a small step much longer."""
     sanitizer: str = "off"
     """stamps: every access to state is checked. full: freed state is poisoned, and some is recomputed, as well."""
     seed: int = 0
@@ -133,6 +136,8 @@ class EngineConfig:
             _check_type(option.name, getattr(self, option.name), str(option.type))
         for name, choices in CHOICES.items():
             value = getattr(self, name)
+            if name == "backend" and value is None:
+                continue
             if name == "backend" and value not in choices:
                 choices = backends()
             if (re.sub(r":\d+$", "", value) if name == "device" else value) not in choices:
@@ -150,6 +155,12 @@ class EngineConfig:
     @property
     def max_drafts(self) -> int:
         return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
+
+    @property
+    def chosen_backend(self) -> str:
+        if self.backend is not None:
+            return self.backend
+        return "triton" if self.device.startswith("cuda") and not self.exact else "reference"
 
     @property
     def memory_bytes(self) -> int | None:

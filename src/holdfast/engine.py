@@ -10,6 +10,7 @@ import torch
 from .blueprint import Blueprint
 from .cache import CacheManager
 from .config import EngineConfig
+from .executor.inputs import uniform_shapes
 from .executor.readback import InFlight
 from .executor.runner import Runner
 from .memory.capacity import CapacityPlan
@@ -47,9 +48,10 @@ class Engine:
         """The request ends with what it has; its row, slot and pages come back with its last step."""
         return self.scheduler.cancel(request_id)
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """As `cancel`, for a reason that only the caller can see. The request is not reported again."""
-        return self.scheduler.finish(request_id, reason)
+    def finish(self, request_id: str, reason: FinishReason, *, kept: int) -> bool:
+        """As `cancel`, for a reason that only the caller can see, after so many tokens of the answer. The request is
+        not reported again."""
+        return self.scheduler.finish(request_id, reason, kept=kept)
 
     def settle(self) -> None:
         """If nobody runs or waits, collect what is in flight: what ended rows held is given back now."""
@@ -104,7 +106,10 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer)
+    recorded = device.type == "cuda" and not config.eager and config.sanitizer == "off"
+    shapes = uniform_shapes(capacity.limits) if recorded and ensemble.model.ops.recordable else ()
+    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer, shapes=shapes)
+    runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     scheduler = Scheduler(capacity.limits, cache)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .progress import Progress
 from .prompts import Message, Prompt, as_conversations, as_prompts
-from .request import Rejected, RequestOutput, SamplingParams
+from .request import Acceptance, Rejected, RequestOutput, SamplingParams
 from .service import Service
 
 
@@ -38,6 +39,11 @@ class LLM:
     def cache_stats(self) -> CacheStats:
         """What prefix reuse did so far, and what it holds."""
         return self._service.engine.scheduler.cache_stats()
+
+    def speculation_stats(self) -> Acceptance:
+        """Drafts so far, and how many of them were accepted; of one answer, its `metrics.speculation` tells."""
+        found = self._service.engine.scheduler.speculation
+        return replace(found, accepted_at=list(found.accepted_at))
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Requests that run keep what they have; none will resume from it."""

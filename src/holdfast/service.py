@@ -45,7 +45,7 @@ class Service:
         changed = [self._answers[r.id] for r in self.engine.step() if r.id in self._answers]
         for answer in changed:
             if answer.advance():
-                self.engine.finish(answer.request.id, FinishReason.STOP)
+                self.engine.finish(answer.request.id, FinishReason.STOP, kept=answer.length)
         return changed
 
     def let_go(self, answers: Sequence[Answer]) -> None:

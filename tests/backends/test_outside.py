@@ -98,8 +98,10 @@ def test_what_a_backend_says_of_itself_is_said_of_the_state(package: Any) -> Non
 
 
 def test_it_is_among_those_to_choose_from() -> None:
-    assert backends()[:3] == ("reference", "reference_kv", "npu")
-    with pytest.raises(ConfigError, match="backend='tpu' is not one of reference, reference_kv, npu, "):
+    assert backends()[:4] == ("reference", "reference_kv", "triton", "npu")
+    with pytest.raises(
+        ConfigError, match="backend='tpu' is not one of reference, reference_kv, triton, npu, "
+    ):
         EngineConfig(backend="tpu")
 
 
@@ -122,7 +124,7 @@ def test_one_that_does_not_fit_is_refused(
 
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"backend='npu' is not one of reference, reference_kv$"):
+    with pytest.raises(ConfigError, match=r"backend='npu' is not one of reference, reference_kv, triton$"):
         EngineConfig(backend="npu")
-    with pytest.raises(ConfigError, match=r"backend='npu' is not one of reference, reference_kv$"):
+    with pytest.raises(ConfigError, match=r"backend='npu' is not one of reference, reference_kv, triton$"):
         choose("npu", exact=False)

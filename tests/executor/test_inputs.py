@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from holdfast import LLM
-from holdfast.executor.inputs import Inputs, Lanes
+from holdfast.executor.inputs import Inputs, Lanes, Shape
 from holdfast.ids import Row
 from holdfast.plan import NO_CHOICE, RowWork, StepPlan, Window
 
@@ -34,8 +34,8 @@ def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
     assert lanes.choices.choosers == (0, 3), (
         "lane 1 has no token, so its last hidden state would be a neighbour's"
     )
-    assert lanes.choices.lane.tolist() == [0, 3] and lanes.choices.tell.tolist() == [1, 3]
-    assert lanes.choices.after.tolist() == [0, 6] and lanes.choices.first.tolist() == [0, 1]
+    assert lanes.choices.drafts.lane.tolist() == [0, 3] and lanes.choices.drafts.tell.tolist() == [1, 3]
+    assert lanes.choices.after.tolist() == [0, 6] and lanes.choices.drafts.first.tolist() == [0, 1]
 
 
 DRAFTING = StepPlan(
@@ -50,28 +50,35 @@ DRAFTING = StepPlan(
 """Work of one step, and what each of its lanes may choose."""
 
 
-def drafting_lanes(*, buckets: tuple[int, ...]) -> Lanes:
+def drafting_lanes(*shapes: Shape) -> Lanes:
     limits = LLM(None, max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS).capacity.limits
-    return Inputs(limits, torch.device("cpu"), buckets).fill(DRAFTING)
+    return Inputs(limits, torch.device("cpu"), shapes).fill(DRAFTING)
 
 
 def test_choices_follow_the_last_known_token_and_every_draft() -> None:
-    lanes = drafting_lanes(buckets=())
+    lanes = drafting_lanes()
     choices, tokens = lanes.choices, torch.arange(9)
     assert lanes.offsets.tolist() == [0, 3, 6, 7, 9]
-    assert choices.choosers == (0, 1, 3) and choices.begins == (0, 3, 4) and choices.most_drafts == 2
-    assert choices.tell.tolist() == [2, 5, 1] and choices.drafts.tolist() == [2, 0, 1]
+    assert choices.choosers == (0, 1, 3) and choices.begins == (0, 3, 4) and choices.drafts.most == 2
+    assert choices.drafts.tell.tolist() == [2, 5, 1] and choices.drafts.drafts.tolist() == [2, 0, 1]
     assert tokens[choices.after].tolist() == [0, 1, 2, 5, 7, 8]
     chosen = torch.tensor([10, 11, 12, 20, 30, 31])
-    assert choices.by_lane(chosen).tolist() == [[10, 11, 12], [20, 20, 20], [30, 31, 31]]
+    assert choices.drafts.by_lane(chosen).tolist() == [[10, 11, 12], [20, 20, 20], [30, 31, 31]]
 
 
 def test_in_a_uniform_step_every_token_is_followed_by_a_choice() -> None:
-    lanes = drafting_lanes(buckets=(6,))
+    lanes = drafting_lanes(Shape(6, 3))
     choices = lanes.choices
     assert lanes.uniform and lanes.offsets.tolist() == [0, 3, 6, 9, 12, 15, 18]
-    assert choices.after.tolist() == list(range(18)) and choices.most_drafts == 2
+    assert choices.after.tolist() == list(range(18)) and choices.drafts.most == 2
     assert choices.choosers == (0, 1, 3) and choices.begins == (0, 5, 9)
-    assert choices.tell.tolist() == [2, 5, 0, 1, 0, 0] and choices.drafts.tolist() == [2, 0, 0, 1, 0, 0]
-    by_lane = choices.by_lane(torch.arange(18))
+    assert choices.drafts.tell.tolist() == [2, 5, 0, 1, 0, 0] and choices.drafts.drafts.tolist() == [
+        2,
+        0,
+        0,
+        1,
+        0,
+        0,
+    ]
+    by_lane = choices.drafts.by_lane(torch.arange(18))
     assert by_lane[[0, 1, 3]].tolist() == [[0, 1, 2], [5, 5, 5], [9, 10, 10]]

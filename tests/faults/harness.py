@@ -6,8 +6,9 @@ import functools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.models.conformance import Tiny
@@ -15,8 +16,10 @@ from tests.models.conformance import Tiny
 from holdfast.config import EngineConfig
 from holdfast.corruption import Finding, StateCorruption
 from holdfast.engine import Engine, build_engine
+from holdfast.executor.speculation import Speculation
 from holdfast.models.base import CausalLM
 from holdfast.request import Request, SamplingParams
+from holdfast.spec.drafter import Draft, VerifiedStep
 
 from .fault import LFM2, MAMBA2, QWEN, QWEN3, Ask, Scene
 
@@ -94,8 +97,31 @@ def weights(name: str, device: str) -> CausalLM:
 
 
 def make_engine(scene: Scene, sanitizer: str) -> Engine:
-    config = EngineConfig(**{**OPTIONS, **scene.options}, sanitizer=sanitizer)
-    return build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
+    options = {**OPTIONS, **scene.options}
+    if scene.drafts:
+        options["speculative_config"] = {
+            "method": "standalone",
+            "model": str(model_dir(scene.model)),
+            "num_speculative_tokens": scene.drafts,
+        }
+    config = EngineConfig(**options, sanitizer=sanitizer)
+    engine = build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
+    if scene.drafts:
+        _spoil_drafts(engine.runner.speculation)
+    return engine
+
+
+def _spoil_drafts(speculation: Speculation) -> None:
+    """Those of every third position: a model that drafts for itself would hardly ever be wrong."""
+    drafter: Any = speculation.drafter
+    propose = drafter.propose
+
+    def spoilt(step: VerifiedStep) -> Draft:
+        draft: Draft = propose(step)
+        place = step.position[:, None] + torch.arange(drafter.depth, device=step.position.device)
+        return replace(draft, tokens=torch.where(place % 3 == 0, draft.tokens ^ 1, draft.tokens))
+
+    drafter.propose = spoilt
 
 
 def make_requests(asks: tuple[Ask, ...]) -> list[Request]:
@@ -130,8 +156,8 @@ def run(scene: Scene, sanitizer: str = "off") -> Outcome:
 
 @functools.cache
 def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
-    model, asks, options = key
-    return run(Scene(model, asks, dict(options)), sanitizer)  # type: ignore[arg-type, call-overload]
+    model, asks, options, drafts = key
+    return run(Scene(model, asks, dict(options), drafts), sanitizer)  # type: ignore[arg-type, call-overload]
 
 
 def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:

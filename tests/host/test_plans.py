@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_is_cut_at_a_line_that_it_would_only_pass() -> None:
     request = make_request("a", tuple(range(1, 90)) * 2)
     request.planned = 64
     for lines, count in (((80,), 16), ((128,), 114), ((), 114)):
-        assert harness.scheduler._chunk(Seat(request, Row(1), 1, lines), 200) == count
+        assert harness.scheduler._chunk(Seat(request, Row(1), 1, 300, lines), 200) == count
 
 
 def test_the_end_of_a_prompt_is_no_line_of_its_answer() -> None:
@@ -178,7 +178,7 @@ def test_the_oldest_comes_first_then_windows_then_runs() -> None:
     for row, (id_, todo) in enumerate((("old run", 9), ("run", 8), ("window", 1)), 1):
         request = make_request(id_, tuple(range(1, 10)), max_tokens=9)
         request.arrival, request.planned = row, 9 - todo
-        scheduler._running[Row(row)] = Seat(request, Row(row), 1)
+        scheduler._running[Row(row)] = Seat(request, Row(row), 1, 300)
     assert [seat.request.id for seat in scheduler._in_turn()] == ["old run", "window", "run"]
 
 

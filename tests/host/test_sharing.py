@@ -67,7 +67,7 @@ class Scene:
         self.sharing = Sharing(LIMITS, self.cache)  # type: ignore[arg-type]
         runs = make_request("runs", tuple(range(1, 20)))
         runs.planned = self.planned
-        self.seat = Seat(runs, ROW, 1, self.lines)
+        self.seat = Seat(runs, ROW, 1, 10_000, self.lines)
         self.waits = make_request("waits", tuple(range(1, 20)))
         self.plan = PlanBuilder(step=1, budget=64)
         self.running = {ROW: self.seat}
@@ -119,7 +119,7 @@ def test_nobody_waits_without_reuse_nor_with_a_prompt_to_score() -> None:
 def test_one_waits_for_the_same_other_only_while_that_runs() -> None:
     it = scene(lines=(40,))
     assert it.awaits()
-    successor = Seat(it.seat.request, ROW, 2, (40,))
+    successor = Seat(it.seat.request, ROW, 2, 10_000, (40,))
     it.running = {ROW: successor}
     assert not it.awaits(), "another tenant of the row would do, but one has waited once"
     it.running = {}

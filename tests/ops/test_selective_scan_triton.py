@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.ops.selective_scan.reference import SelectiveScan
 
 from .steps import GRID, Lane, seeded
-from .twins import DEVICE, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import BLOCKS, DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
 
 pytest.importorskip("triton")
 from holdfast.ops.selective_scan import triton as selective_scan
@@ -20,13 +20,14 @@ everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
 
 
 def draw(channels: int, states: int, count: int, seed: int, decay: str) -> dict[str, Tensor]:
-    """Time steps such that what decays at rate -1 does so by as much as `decay` says."""
+    """Time steps such that what decays at rate -1 does so by as much as `decay` says; it writes about 1."""
     generator = seeded(seed)
+    dt = -decays((count, channels), decay, generator)
     return {
-        "x": torch.randn(count, channels, generator=generator),
+        "x": torch.randn(count, channels, generator=generator) / dt.clamp(min=1e-4),
         "b": torch.randn(count, states, generator=generator),
         "c": torch.randn(count, states, generator=generator),
-        "dt": -decays((count, channels), decay, generator),
+        "dt": dt,
     }
 
 
@@ -63,7 +64,7 @@ def test_decode_that_folds_every_token() -> None:
 
 
 def test_a_window_as_long_as_a_line_folds_and_passes_the_next() -> None:
-    compare(SMALL, windows_at(4, 4, grid=4), seed=4, grid=4)
+    compare(SMALL, windows_at(4, 4, grid=4), seed=4, grid=4, decay="mild")
 
 
 def test_a_narrow_checkpoint_is_rounded_before_it_is_used() -> None:
@@ -74,16 +75,12 @@ def test_a_step_of_nothing_but_folds() -> None:
     compare(SMALL, [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)], seed=6)
 
 
-EXPORTS = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
-
-
 def test_runs_equal_the_reference() -> None:
-    compare(SMALL, RUNS, seed=7, exports=EXPORTS)
+    compare(SMALL, RUNS, seed=7, exports=EXPORTED)
 
 
-@everywhere
 def test_runs_round_where_the_chunk_form_does() -> None:
-    compare(SMALL, [RUNS[1], RUNS[5]], seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="weak")
 
 
 @everywhere
@@ -92,4 +89,4 @@ def test_runs_round_where_the_chunk_form_does() -> None:
 def test_every_shape_and_decay(shape: tuple[int, int], decay: str) -> None:
     for window in (1, 2, 4):
         compare(twin(*shape), windows_at(window, window), seed=window, decay=decay)
-    compare(twin(*shape), RUNS, seed=9, decay=decay, exports=EXPORTS)
+    compare(twin(*shape), RUNS, seed=9, decay=decay, exports=EXPORTED)

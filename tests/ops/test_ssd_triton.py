@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.ops.ssd.reference import SSD
 
 from .steps import GRID, Lane, seeded
-from .twins import DEVICE, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import BLOCKS, DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
 
 pytest.importorskip("triton")
 from holdfast.ops.ssd import triton as ssd
@@ -55,7 +55,7 @@ def test_windows_equal_the_reference(window: int) -> None:
 
 
 def test_a_window_as_long_as_a_line_folds_and_passes_the_next() -> None:
-    compare(SMALL, windows_at(4, 4, grid=4), seed=4, grid=4)
+    compare(SMALL, windows_at(4, 4, grid=4), seed=4, grid=4, decay="mild")
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -69,12 +69,11 @@ def test_a_step_of_nothing_but_folds() -> None:
 
 @pytest.mark.parametrize("decay", ["mixed", "weak"])
 def test_runs_equal_the_reference(decay: str) -> None:
-    exports = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
-    compare(SMALL, RUNS, seed=7, decay=decay, exports=exports)
+    compare(SMALL, RUNS, seed=7, decay=decay, exports=EXPORTED)
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:
-    compare(SMALL, [RUNS[1], RUNS[5]], seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="weak")
 
 
 @everywhere

@@ -117,9 +117,9 @@ def compare(
     dtype: torch.dtype = torch.float32,
     exports: Sequence[tuple[int, int]] = (),
     grid: int = GRID,
-    tolerance: float = 2e-6,
 ) -> None:
-    """exports: (lane, line)"""
+    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the
+    noise of float32, and far less than one rounding that is missing."""
     step = make_step(
         lanes,
         write_slots=[lane.slot + BESIDE for lane in lanes],
@@ -131,8 +131,7 @@ def compare(
     pool = filled_pool(twin, lanes, seed + 100, dtype, decay, grid)
     wanted, expected = _run(_reference(twin.rule), inputs, pool, step, twin.output)
     out, found = _run(twin.advance, inputs, pool, step, twin.output)
-    if dtype is not torch.float32:
-        tolerance = float(torch.finfo(dtype).eps)
+    tolerance = 2e-6 if dtype is torch.float32 else 0.03 * float(torch.finfo(dtype).eps)
     agree(out, wanted, tolerance, "outputs")
     agree(found.saved, expected.saved, tolerance, "checkpoints")
     for name, ring in expected.journal.items():
@@ -183,3 +182,9 @@ RUNS = [
     Lane(row=5, count=64, position=128, base=128, slot=5),
 ]
 """A window, then runs: cold, short, padding, about to fold with much to follow, and from block to block."""
+
+EXPORTED = [(1, 64), (1, 128), (4, 64), (4, 128), (4, 144), (5, 192)]
+"""Of these, lines at which states are exported: at blocks' ends, and in a run's tail."""
+
+BLOCKS = [Lane(row=1, count=70 + GRID), Lane(row=2, count=64, position=128, base=128, slot=2)]
+"""Runs of which the reference, too, rounds nothing between blocks' ends and the last line."""

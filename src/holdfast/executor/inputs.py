@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, run_reaches
-from ..ids import PAD_ROW
+from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
 from ..plan import Grant, RowWork, StepPlan
 
@@ -36,31 +36,26 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Choices:
-    """Where tokens are chosen: S of them, for C lanes. Those of a lane stand side by side: one after its last token
-    that is known, and one after each draft. In a uniform step that is after every token of every lane.
+    """Where tokens are chosen: S of them. Those of a lane stand side by side: one after its last token that is known,
+    and one after each draft. In a uniform step that is after every token of every lane.
 
-    choosers     lanes that get what is chosen for them;  begins  which of the S is the first of each: on the host
-    most_drafts  no lane has more
-    lane         [C]
-    drafts       [C]  that the lane verifies
-    first        [C]  which of the S is the lane's first
-    tell         [C]  the row that gets the lane's tokens; 0: they are dropped
-    after        [S]  the token of the flat batch that each choice follows
+    choosers  lanes that get what is chosen for them;  begins  which of the S is the first of each: on the host
+    drafts    of all lanes that are chosen for
+    after     [S]  the token of the flat batch that each choice follows
     """
 
     choosers: tuple[int, ...]
     begins: tuple[int, ...]
-    most_drafts: int
-    lane: Tensor
-    drafts: Tensor
-    first: Tensor
-    tell: Tensor
+    drafts: Drafts
     after: Tensor
 
-    def by_lane(self, chosen: Tensor) -> Tensor:
-        """[S] -> [C, most_drafts + 1]; a lane with fewer drafts repeats its last."""
-        place = torch.arange(self.most_drafts + 1, device=chosen.device)
-        return chosen[self.first[:, None] + place.minimum(self.drafts[:, None])]
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a uniform step: so many lanes, each with room for so many tokens."""
+
+    lanes: int
+    window: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,8 @@ class Lanes:
     num_windows: int
     longest_window: int
     window_tokens: int
-    uniform: bool
+    shape: Shape | None
+    """Of a uniform step."""
     rows: Tensor
     counts: Tensor
     offsets: Tensor
@@ -88,25 +84,33 @@ class Lanes:
     missed_exports: tuple[Grant, ...]
 
     @property
+    def uniform(self) -> bool:
+        return self.shape is not None
+
+    @property
     def export_lanes(self) -> tuple[Export, ...]:
         lane_of = {w.row: i for i, w in enumerate(self.work)}
         return tuple(Export(lane_of[e.row], e.slot, e.line) for e in self.exports)
 
 
-class Inputs:
-    """buckets: so many lanes a uniform step may have; none of them: steps are as long as their work."""
+def uniform_shapes(limits: Limits) -> tuple[Shape, ...]:
+    """Few enough to be recorded in seconds; no step has many more lanes than it needs."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128)]
+    lanes = sorted({*(size for size in sizes if size < limits.max_num_seqs), limits.max_num_seqs})
+    return tuple(Shape(n, window) for n in lanes for window in sorted({1, limits.max_window}))
 
-    def __init__(self, limits: Limits, device: torch.device, buckets: Sequence[int] = ()) -> None:
+
+class Inputs:
+    """shapes: those that a uniform step may have; none: every step is as long as its work."""
+
+    def __init__(self, limits: Limits, device: torch.device, shapes: Sequence[Shape] = ()) -> None:
         self._max_window = limits.max_window
-        self._buckets = sorted(buckets)
-        lanes = max([limits.max_num_seqs, *self._buckets])
+        self._shapes = sorted(shapes, key=lambda shape: (shape.lanes, shape.window))
+        lanes = max([limits.max_num_seqs, *(shape.lanes for shape in shapes)])
         tokens = max(limits.max_num_batched_tokens, lanes * limits.max_window)
-        self._rows, self._counts = Buffer(lanes, device), Buffer(lanes, device)
-        self._offsets, self._choosers = Buffer(lanes + 1, device), Buffer(lanes, device)
-        self._drafts, self._first, self._tell = (Buffer(lanes, device) for _ in range(3))
-        self._lane, self._offset = Buffer(tokens, device), Buffer(tokens, device)
-        self._after = Buffer(lanes * limits.max_window, device)
-        self.adjusted, self.scored = Buffer(lanes * limits.max_window, device), Buffer(tokens, device)
+        chosen = lanes * limits.max_window
+        self._all = Buffer(3 * lanes + 1 + 2 * tokens + 4 * lanes + chosen, device)
+        self.adjusted, self.scored = Buffer(chosen, device), Buffer(tokens, device)
         """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
 
     def fill(self, plan: StepPlan) -> Lanes:
@@ -114,64 +118,58 @@ class Inputs:
         counts = [w.tokens for w in work]
         windows = [n for n in counts if n <= self._max_window]
         longest = max(windows, default=0)
-        bucket = self._bucket(len(work)) if len(windows) == len(work) and longest else None
-        lanes = bucket or len(work)
-        pad = [0] * (lanes - len(work))
+        shape = self._shape(len(work), longest) if len(windows) == len(work) and longest else None
         exports = [e for e in plan.exports if self._passes(e, work)]
-        turn = plan.step
-        apart = np.array([longest] * lanes if bucket else counts, dtype=np.int64)
+        missed = [e for e in plan.exports if e not in exports]
+        return self._lay_out(plan.step, work, shape, len(windows), longest, (tuple(exports), tuple(missed)))
+
+    def padding(self, shape: Shape) -> Lanes:
+        """A uniform step in which nobody takes part."""
+        return self._lay_out(0, [], shape, 0, 0, ((), ()))
+
+    def _lay_out(
+        self,
+        turn: int,
+        work: list[RowWork],
+        shape: Shape | None,
+        num_windows: int,
+        longest: int,
+        exports: tuple[tuple[Grant, ...], tuple[Grant, ...]],
+    ) -> Lanes:
+        """One copy to the device, which is then cut up."""
+        lanes = shape.lanes if shape else len(work)
+        rows, counts = np.zeros((2, lanes), dtype=np.int64)
+        rows[: len(work)] = [w.row for w in work]
+        counts[: len(work)] = [w.tokens for w in work]
+        apart = np.full(lanes, shape.window) if shape else counts
         offsets = np.concatenate(([0], apart.cumsum()))
         lane = np.arange(lanes).repeat(apart)
+        choosers, begins, choices = _choices(work, offsets, shape)
+        columns = (rows, counts, offsets, lane, np.arange(len(lane)) - offsets[lane], *choices)
+        flat = self._all.fill(np.concatenate(columns), turn)
+        on_device = flat.split_with_sizes([len(column) for column in columns])
+        most = shape.window - 1 if shape else int(columns[6].max(initial=0))
         return Lanes(
             turn=turn,
             work=tuple(work),
-            num_windows=lanes if bucket else len(windows),
-            longest_window=longest,
-            window_tokens=int(offsets[lanes if bucket else len(windows)]),
-            uniform=bucket is not None,
-            rows=self._rows.fill([w.row for w in work] + pad, turn),
-            counts=self._counts.fill(counts + pad, turn),
-            offsets=self._offsets.fill(offsets, turn),
-            lane=self._lane.fill(lane, turn),
-            offset=self._offset.fill(np.arange(len(lane)) - offsets[lane], turn),
-            choices=self._choices(work, offsets, lanes if bucket else None, turn),
-            exports=tuple(exports),
-            missed_exports=tuple(e for e in plan.exports if e not in exports),
+            num_windows=lanes if shape else num_windows,
+            longest_window=shape.window if shape else longest,
+            window_tokens=int(offsets[lanes if shape else num_windows]),
+            shape=shape,
+            rows=on_device[0],
+            counts=on_device[1],
+            offsets=on_device[2],
+            lane=on_device[3],
+            offset=on_device[4],
+            choices=Choices(choosers, begins, _drafts(on_device[5:9], most), on_device[9]),
+            exports=exports[0],
+            missed_exports=exports[1],
         )
 
-    def _choices(
-        self, work: Sequence[RowWork], offsets: NDArray[np.int64], lanes: int | None, turn: int
-    ) -> Choices:
-        """`lanes` of a uniform step."""
-        choosers = [lane for lane, w in enumerate(work) if w.sample and w.tokens]
-        drafts = np.array([work[lane].window.drafts for lane in choosers], dtype=np.int64)
-        known = (
-            np.array([offsets[lane] + work[lane].tokens - 1 for lane in choosers], dtype=np.int64) - drafts
+    def _shape(self, lanes: int, window: int) -> Shape | None:
+        return next(
+            (shape for shape in self._shapes if shape.lanes >= lanes and shape.window >= window), None
         )
-        if lanes is None:
-            owner = np.arange(len(choosers)).repeat(drafts + 1)
-            begins = (drafts + 1).cumsum() - drafts - 1
-            after = known[owner] + np.arange(len(owner)) - begins[owner]
-            lane, first, each, tell = choosers, begins, drafts, [work[lane].row for lane in choosers]
-        else:
-            after, begins, lane = np.arange(offsets[-1]), known, list(range(lanes))
-            first, each, tell = np.array(offsets[:-1]), np.zeros(lanes, dtype=np.int64), [PAD_ROW] * lanes
-            first[choosers], each[choosers] = begins, drafts
-            for chooser in choosers:
-                tell[chooser] = work[chooser].row
-        return Choices(
-            choosers=tuple(choosers),
-            begins=tuple(begins.tolist()),
-            most_drafts=int(drafts.max(initial=0)) if lanes is None else int(offsets[1]) - 1,
-            lane=self._choosers.fill(lane, turn),
-            drafts=self._drafts.fill(each, turn),
-            first=self._first.fill(first, turn),
-            tell=self._tell.fill(tell, turn),
-            after=self._after.fill(after, turn),
-        )
-
-    def _bucket(self, lanes: int) -> int | None:
-        return next((size for size in self._buckets if size >= lanes), None)
 
     def _passes(self, export: Grant, work: Sequence[RowWork]) -> bool:
         """Only runs export."""
@@ -181,3 +179,33 @@ class Inputs:
             and run_reaches(export.line, w.position, w.position + w.tokens)
             for w in work
         )
+
+
+Columns = tuple[NDArray[np.int64], ...]
+
+
+def _choices(
+    work: Sequence[RowWork], offsets: NDArray[np.int64], shape: Shape | None
+) -> tuple[tuple[int, ...], tuple[int, ...], Columns]:
+    """Choosers and begins, as `Choices` has them; lane, drafts, first and tell of `Drafts`; and after."""
+    choosers = [lane for lane, w in enumerate(work) if w.sample and w.tokens]
+    drafts = np.array([work[lane].window.drafts for lane in choosers], dtype=np.int64)
+    last = np.array([offsets[lane] + work[lane].tokens - 1 for lane in choosers], dtype=np.int64)
+    tell = np.array([work[lane].row for lane in choosers], dtype=np.int64)
+    known = last - drafts
+    if shape is None:
+        owner = np.arange(len(choosers)).repeat(drafts + 1)
+        begins = (drafts + 1).cumsum() - drafts - 1
+        after = known[owner] + np.arange(len(owner)) - begins[owner]
+        columns: Columns = (np.array(choosers, dtype=np.int64), drafts, begins, tell, after)
+    else:
+        begins, first = known, offsets[:-1].copy()
+        each, told = np.zeros((2, shape.lanes), dtype=np.int64)
+        first[choosers], each[choosers], told[choosers] = begins, drafts, tell
+        columns = (np.arange(shape.lanes), each, first, told, np.arange(offsets[-1]))
+    return tuple(choosers), tuple(begins.tolist()), columns
+
+
+def _drafts(columns: Sequence[Tensor], most: int) -> Drafts:
+    lane, drafts, first, tell = columns
+    return Drafts(lane=lane, drafts=drafts, first=first, tell=tell, most=most)

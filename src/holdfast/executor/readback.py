@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
+from ..ops.acceptance.reference import Verified
 from ..plan import Grant, RowResult, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
 from .sampler import Chosen
-from .speculation import Verified
 
 
 class Fetch:
@@ -38,10 +38,10 @@ class Fetch:
         return self._host
 
 
-def report(committed: Committed, verified: Verified, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All that a step tells: of its lanes [4, B], of those that choose [2, C], and the tokens that it chose."""
-    lanes = torch.stack((committed.position, committed.base, committed.used, committed.missed))
-    return lanes, torch.stack((verified.accepted, verified.proposed)), chosen
+def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
+    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, and what was chosen."""
+    lanes = (committed.position, committed.base, committed.used, committed.missed)
+    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen))
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,14 @@ class InFlight:
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        lanes, verified, chosen = self.report.wait()
-        position, base, used, missed = lanes.tolist()
-        outcomes = self._outcomes(verified.tolist())
-        tokens, logprobs = chosen.tolist(), self._logprobs()
+        lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
+        [told] = self.report.wait()
+        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
+        position, base, used, missed, accepted, proposed, tokens = (
+            part.tolist() for part in told.split_with_sizes(sizes)
+        )
+        outcomes = self._outcomes([accepted, proposed])
+        logprobs = self._logprobs()
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,

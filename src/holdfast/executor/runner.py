@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,28 +15,55 @@ from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
 from ..memory.state_pool import Committed, StatePool
+from ..ops.acceptance.reference import Verified
 from ..plan import Grant, StepPlan
+from ..progress import Progress
 from ..spec.ensemble import Ensemble
-from .inputs import Inputs, Lanes
+from .graphs import Graphs
+from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, report
 from .recomputation import Recomputation
-from .sampler import Chosen, Sampler
-from .speculation import Drafted, Speculation, Verified
+from .sampler import Chosen, Needs, Sampler
+from .speculation import Drafted, Speculation
 from .tables import RowTables
 
 
+@dataclass(frozen=True)
+class Passed:
+    batch: Batch
+    hidden: Tensor
+    logits: Tensor
+    """[S, vocab], for `lanes.choices`"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    chosen: Chosen
+    drafted: Drafted | None
+    report: Tensor
+
+
 class Runner:
+    """shapes: those of uniform steps, which `record` records."""
+
     def __init__(
-        self, ensemble: Ensemble, limits: Limits, device: torch.device, *, sanitizer: str = "off"
+        self,
+        ensemble: Ensemble,
+        limits: Limits,
+        device: torch.device,
+        *,
+        sanitizer: str = "off",
+        shapes: Sequence[Shape] = (),
     ) -> None:
         self.ensemble, self.model = ensemble, ensemble.model
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
         self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
-        self.inputs = Inputs(limits, device)
+        self.shapes, self.graphs = shapes, Graphs()
+        self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
-        self.speculation = Speculation(self.tables, limits, ensemble.drafter)
+        self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
@@ -46,34 +74,64 @@ class Runner:
             self.recomputation = Recomputation(ensemble, limits, self.state, self.kv, self.tables)
 
     @torch.inference_mode()
+    def record(self) -> None:
+        """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
+        with Progress(
+            "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
+        ) as bar:
+            for shape in sorted(self.shapes, key=lambda s: s.lanes * s.window, reverse=True):
+                self._record(shape)
+                bar.advance()
+
+    def _record(self, shape: Shape) -> None:
+        lanes, greedy = self.inputs.padding(shape), Needs()
+        self.graphs.record(("pass", shape), lambda: self._pass(lanes))
+        passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
+        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
         launched = time.perf_counter()
         self._apply(plan)
         lanes = self.inputs.fill(plan)
-        batch = self._batch(lanes)
-        hidden = self.ensemble(batch)
-        chosen = self._choose(hidden, batch, lanes)
-        prompt_scores = self.prompt_scorer.score(hidden, batch, lanes)
-        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
-        committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, chosen, verified, committed, plan.step)
-        drafted = self.speculation.propose(committed, lanes, self.sampler, self.state, self.kv)
-        inspection = self._inspect(lanes, drafted, plan.step)
+        needs = self.sampler.needs(lanes)
+        passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
+        prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
+        ended = self.graphs.run(
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step)
+        )
+        inspection = self._inspect(lanes, ended.drafted, plan.step)
         return InFlight(
             plan=plan,
             lanes=lanes,
-            report=Fetch(*report(committed, verified, chosen.tokens)),
-            chosen=chosen,
+            report=Fetch(ended.report),
+            chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
             launched=launched,
             inspection=inspection,
         )
 
+    def _pass(self, lanes: Lanes) -> Passed:
+        """All tokens through the model."""
+        batch = self._batch(lanes)
+        hidden = self.ensemble(batch)
+        return Passed(batch, hidden, self.model.logits(hidden[lanes.choices.after]))
+
+    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+        """From logits to tokens; cursors move; what comes next is guessed."""
+        batch, after = passed.batch, lanes.choices.after
+        rows, position = lanes.rows[lanes.lane[after]], batch.positions[after] + 1
+        chosen = self.sampler.choose(passed.logits, rows, position, lanes, needs)
+        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
+        committed = self.state.commit(step=batch.step, accepted=verified.certain)
+        self._settle(batch, lanes, chosen, verified, committed, number)
+        drafted = self.speculation.propose(committed, lanes, self.sampler, needs, self.state, self.kv)
+        return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
+
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
-        self.speculation.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
@@ -101,12 +159,6 @@ class Runner:
         step = replace(step, token_places=(rows, positions))
         return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
 
-    def _choose(self, hidden: Tensor, batch: Batch, lanes: Lanes) -> Chosen:
-        """A token after the last one known of every lane that asks for one, and after each of its drafts."""
-        after = lanes.choices.after
-        rows, position = lanes.rows[lanes.lane[after]], batch.positions[after] + 1
-        return self.sampler.choose(self.model.logits(hidden[after]), rows, position, lanes)
-
     def _settle(
         self,
         batch: Batch,
@@ -128,7 +180,7 @@ class Runner:
                 tokens=batch.tokens,
                 positions=batch.positions,
                 choosers=choices.choosers,
-                chosen=choices.by_lane(chosen.tokens)[chose],
+                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
                 accepted=verified.accepted[chose],
                 granted={
                     lane: grant

@@ -30,6 +30,21 @@ class Chosen:
     """Alternatives asked for, by lane; a lane that is absent wants no log-probabilities."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What the lanes that choose ask for together. What nobody needs does not happen."""
+
+    draws: bool = False
+    truncates: bool = False
+    adjusts: bool = False
+    logprobs: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Nothing whose shape depends on the requests."""
+        return not (self.adjusts or self.logprobs)
+
+
 class Sampler:
     def __init__(self, ops: Ops, tables: RowTables, adjusted: Buffer) -> None:
         self._ops = ops
@@ -40,36 +55,42 @@ class Sampler:
     def start(self, starts: tuple[RowStart, ...]) -> None:
         self._params.update((start.row, start.params) for start in starts)
 
-    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Chosen:
-        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
+    def needs(self, lanes: Lanes) -> Needs:
         params = self._params_of(lanes)
-        sampling = self._sampling(rows, position, params)
-        tokens = self._ops.sample(self._adjust(logits, rows, position, lanes), sampling)
-        asked = zip(lanes.choices.choosers, (p.logprobs for p in params), strict=True)
-        wanted = {lane: count for lane, count in asked if count is not None}
-        logprobs = score(self._ops, logits, tokens, max(wanted.values())) if wanted else None
-        return Chosen(tokens, logprobs, wanted)
+        return Needs(
+            draws=any(p.draws for p in params),
+            truncates=any(p.truncates for p in params),
+            adjusts=any(p.adjusts for p in params),
+            logprobs=any(p.logprobs is not None for p in params),
+        )
 
-    def guesser(self, rows: Tensor, lanes: Lanes) -> Callable[[Tensor, Tensor], Tensor]:
+    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
+        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
+        adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
+        tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+        if not needs.logprobs:
+            return Chosen(tokens, None, {})
+        asked = zip(lanes.choices.choosers, (p.logprobs for p in self._params_of(lanes)), strict=True)
+        wanted = {lane: count for lane, count in asked if count is not None}
+        return Chosen(tokens, score(self._ops, logits, tokens, max(wanted.values())), wanted)
+
+    def guesser(self, rows: Tensor, needs: Needs) -> Callable[[Tensor, Tensor], Tensor]:
         """How a drafter chooses for the lanes that chose: from logits [C, vocab] and positions [C], with the noise
         of those positions. Penalties and biases are left to the verification."""
-        params = self._params_of(lanes)
 
         def guess(logits: Tensor, position: Tensor) -> Tensor:
-            return self._ops.sample(logits, self._sampling(rows, position, params))
+            return self._ops.sample(logits, self._sampling(rows, position, needs))
 
         return guess
 
     def _params_of(self, lanes: Lanes) -> list[SamplingParams]:
         return [self._params[lanes.work[lane].row] for lane in lanes.choices.choosers]
 
-    def _sampling(self, rows: Tensor, position: Tensor, params: list[SamplingParams]) -> SamplingRows:
-        return self._tables.sampling(
-            rows, position, draws=any(p.draws for p in params), truncates=any(p.truncates for p in params)
-        )
+    def _sampling(self, rows: Tensor, position: Tensor, needs: Needs) -> SamplingRows:
+        return self._tables.sampling(rows, position, draws=needs.draws, truncates=needs.truncates)
 
     def _adjust(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Tensor:
-        """A copy in which the rows that ask for it are adjusted; the logits themselves if none does."""
+        """A copy in which the rows that ask for it are adjusted."""
         choosing = zip(lanes.choices.begins, (lanes.work[i] for i in lanes.choices.choosers), strict=True)
         asking = {
             begin + place: work
@@ -77,8 +98,6 @@ class Sampler:
             if self._params[work.row].adjusts
             for place in range(work.window.most_chosen)
         }
-        if not asking:
-            return logits
         places = self._adjusted.fill(list(asking), lanes.turn)
         lengths = (w.position + w.tokens for w in asking.values() if self._params[w.row].penalises)
         adjustments = self._tables.adjustments(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..config import Limits
 from ..ids import Row
 from ..ops.sampling.reference import Adjustments, SamplingRows
+from ..ops.transfer import to_device
 from ..params import MAX_LISTED
 from ..plan import RowStart
 
@@ -29,13 +31,15 @@ ALWAYS = torch.iinfo(torch.int64).max
 class RowTables:
     """Each of them is [rows + 1, ...], and row 0 is padding.
 
-    tokens           [positions]  prompt, then what was sampled, written where it was sampled
+    tokens           [positions]  prompt, then what was sampled, written where it was sampled, then drafts
+    drafts           []           how many
     bias, ids, until [entries]    as in Adjustments: a row's logit_bias, then what it may not say yet
     """
 
     def __init__(self, limits: Limits, device: torch.device) -> None:
         rows, positions = limits.max_num_seqs + 1, limits.max_model_len + limits.max_window + 1
         self.tokens = torch.zeros(rows, positions, dtype=torch.int64, device=device)
+        self.drafts = torch.zeros(rows, dtype=torch.int64, device=device)
         self._numbers = {name: torch.zeros(rows, device=device) for name in NUMBERS}
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self._seed = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -48,14 +52,25 @@ class RowTables:
         """How many of its entries a row uses; the others are padding."""
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
+        if not starts:
+            return
+        device = self.tokens.device
+        rows = to_device([start.row for start in starts], device)
+        numbers = [[getattr(start.params, name) for name in NUMBERS] for start in starts]
+        for table, column in zip(
+            self._numbers.values(), to_device(numbers, device, torch.float32).unbind(1), strict=True
+        ):
+            table[rows] = column
+        whole = [[start.params.top_k, start.seed, start.prompt_len, 0] for start in starts]
+        tables = (self._top_k, self._seed, self._prompt_len, self.drafts)
+        for table, column in zip(tables, to_device(whole, device).unbind(1), strict=True):
+            table[rows] = column
+        lengths = [len(start.tokens) for start in starts]
+        known = to_device([token for start in starts for token in start.tokens], device)
+        owner = to_device(np.repeat([start.row for start in starts], lengths), device)
+        place = to_device(np.concatenate([np.arange(n) for n in lengths]), device)
+        self.tokens[owner, place] = known
         for start in starts:
-            known = torch.tensor(start.tokens, dtype=torch.int64, device=self.tokens.device)
-            self.tokens[start.row, : len(known)] = known
-            for name, table in self._numbers.items():
-                table[start.row] = getattr(start.params, name)
-            self._top_k[start.row] = start.params.top_k
-            self._seed[start.row] = start.seed
-            self._prompt_len[start.row] = start.prompt_len
             self._write_bias(start)
 
     def sampling(self, rows: Tensor, position: Tensor, *, draws: bool, truncates: bool) -> SamplingRows:
@@ -94,9 +109,10 @@ class RowTables:
         if entries := [entry for entry in _entries(start) if entry[0] < self._vocab_size]:
             ids, bias, until = zip(*entries, strict=True)
             used = slice(0, len(entries))
-            self._bias_ids[start.row, used] = torch.tensor(ids, device=self._bias.device)
-            self._bias[start.row, used] = torch.tensor(bias, device=self._bias.device)
-            self._bias_until[start.row, used] = torch.tensor(until, device=self._bias.device)
+            device = self._bias.device
+            self._bias_ids[start.row, used] = to_device(ids, device)
+            self._bias[start.row, used] = to_device(bias, device, torch.float32)
+            self._bias_until[start.row, used] = to_device(until, device)
             self._entries[start.row] = len(entries)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..config import Limits
 from ..ops.places import KVState
+from ..ops.transfer import to_device
 from ..plan import PageMap, RowStart
 from .spec import KVSpec
 
@@ -30,16 +31,15 @@ class KVPool:
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """A new tenant must not find the last one's pages."""
-        for start in starts:
-            self.table[start.row] = 0
+        if starts:
+            self.table.index_fill_(0, to_device([start.row for start in starts], self.table.device), 0)
 
     def map(self, pages: tuple[PageMap, ...]) -> None:
         if not pages:
             return
-        rows, ordinals, stored = zip(*((p.row, p.ordinal, p.page) for p in pages), strict=True)
-        device = self.table.device
-        where = (torch.tensor(rows, device=device), torch.tensor(ordinals, device=device))
-        self.table[where] = torch.tensor(stored, dtype=torch.int32, device=device)
+        told = [[p.row, p.ordinal, p.page] for p in pages]
+        rows, ordinals, stored = to_device(told, self.table.device).unbind(1)
+        self.table[rows, ordinals] = stored.int()
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy keys and values between positions of a row: what a tree's accepted path needs.

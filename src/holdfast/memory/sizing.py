@@ -138,7 +138,8 @@ class Footprint:
 
     def _activations(self, limits: Limits) -> int:
         layer = limits.max_num_batched_tokens * self.model.widest * ACTIVATION_COPIES
-        choice = limits.max_num_seqs * limits.vocab_size * LOGITS_COPIES
+        choices = min(limits.max_num_seqs * limits.max_window, limits.max_num_batched_tokens)
+        choice = choices * limits.vocab_size * LOGITS_COPIES
         return torch.float32.itemsize * max(layer, choice)
 
 

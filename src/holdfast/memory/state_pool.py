@@ -19,6 +19,7 @@ from ..ops.backend import REFERENCE, Ops
 from ..ops.cursors.reference import Committed, Cursors, Standing
 from ..ops.places import ConvState, TemporalState
 from ..ops.step import Export, StateStep, Tree
+from ..ops.transfer import to_device
 from ..plan import Grant, RowStart
 from .spec import ConvSpec, StateSpec
 
@@ -56,17 +57,21 @@ class StatePool:
     # --- between steps: what the plan says ---
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
-        for start in starts:
-            self.cursors.own_slot[start.row] = start.own_slot
-            self.cursors.read_slot[start.row] = start.read_slot
-            self.cursors.base[start.row] = start.base
-            for other in (self.cursors.length, self.cursors.grant_slot, self.cursors.grant_line):
-                other[start.row] = 0
+        if not starts:
+            return
+        at, device = self.cursors, self.cursors.base.device
+        told = [[start.row, start.own_slot, start.read_slot, start.base] for start in starts]
+        rows, own, read, base = to_device(told, device).unbind(1)
+        at.own_slot[rows], at.read_slot[rows], at.base[rows] = own, read, base
+        for other in (at.length, at.grant_slot, at.grant_line):
+            other.index_fill_(0, rows, 0)
 
     def grant(self, grants: tuple[Grant, ...]) -> None:
-        for grant in grants:
-            self.cursors.grant_slot[grant.row] = grant.slot
-            self.cursors.grant_line[grant.row] = grant.line
+        if not grants:
+            return
+        told = [[grant.row, grant.slot, grant.line] for grant in grants]
+        rows, slots, lines = to_device(told, self.cursors.base.device).unbind(1)
+        self.cursors.grant_slot[rows], self.cursors.grant_line[rows] = slots, lines
 
     # --- one step ---
 
@@ -117,7 +122,9 @@ class StatePool:
             write_slot=at.own_slot[rows],
             num_windows=count,
             longest_window=1,
+            window_tokens=count,
             grid=self.grid,
+            ahead=by + 1,
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
+from .acceptance import reference as acceptance
 from .attention import reference as attention
 from .attention.heads import Heads
 from .causal_conv import reference as causal_conv
@@ -50,6 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
+    recordable = False
+    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
@@ -157,6 +160,17 @@ class Ops:
         self, at: cursors.Cursors, rows: Tensor, stood: cursors.Standing, accepted: Tensor
     ) -> cursors.Committed:
         return cursors.commit(at, rows, stood, accepted)
+
+    def accept(
+        self,
+        drafts: acceptance.Drafts,
+        chosen: Tensor,
+        table: Tensor,
+        made: Tensor,
+        position: Tensor,
+        counts: Tensor,
+    ) -> acceptance.Verified:
+        return acceptance.accept(drafts, chosen, table, made, position, counts)
 
     def absorbed(
         self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor

@@ -75,9 +75,16 @@ class StateStep:
     tree: Tree | None = None
     window_tokens: int | None = None
     """Of the flat batch, those that belong to windows; None: to be asked of the device."""
+    ahead: int = 0
+    """Tokens beyond the cursor, of a step that only looks there: nothing folds then, so journals are longer."""
     token_places: tuple[Tensor, Tensor] | None = None
     """Of each token of the flat batch: its row, 0 if there is none, and its position; None: to be computed."""
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def most_held(self) -> int:
+        """No window finds more entries in its journal, once it has folded."""
+        return self.grid - 1 if not self.ahead else 2 * self.grid + self.ahead
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Index arithmetic that every layer needs, done for the first."""

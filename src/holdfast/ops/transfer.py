@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Of whatever torch.tensor takes."""
     made = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
         return made

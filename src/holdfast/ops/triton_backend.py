@@ -1,10 +1,12 @@
-"""The Triton kernels as a backend: what is not overridden here runs as the reference does."""
+"""The Triton kernels as a backend: what is not overridden here, and trees, run as the reference does."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from .acceptance import triton as acceptance
+from .acceptance.reference import Drafts, Verified
 from .attention import triton as attention
 from .attention.heads import Heads
 from .backend import Ops
@@ -15,14 +17,30 @@ from .gated_delta import triton as gated_delta
 from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .gating import triton as gating
+from .kda import triton as kda
+from .moe import triton as moe
+from .moe.reference import Routing
 from .norm import triton as norm
 from .places import ConvState, KVState, TemporalState
+from .sampling import triton as sampling
+from .sampling.reference import SamplingRows
+from .selective_scan import triton as selective_scan
+from .ssd import triton as ssd
 from .step import StateStep
+from .twins.launch import tell
 
 
 class TritonOps(Ops):
+    recordable = True
+
     def __init__(self) -> None:
-        super().__init__("triton", {"gated_delta": gated_delta.ORDER})
+        orders = {
+            "gated_delta": gated_delta.ORDER,
+            "kda": kda.ORDER,
+            "ssd": ssd.ORDER,
+            "selective_scan": selective_scan.ORDER,
+        }
+        super().__init__("triton", orders)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
@@ -45,11 +63,27 @@ class TritonOps(Ops):
     def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
         return gating.gate_mul(gate, x, silu=False)
 
+    def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return moe.route(logits, bias, routing)
+
+    def experts(
+        self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
+    ) -> Tensor:
+        return moe.experts(x, experts, weights, up, down, gated=gated)
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        return sampling.sample(logits, rows)
+
     def begin(self, at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
         return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
 
     def commit(self, at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
         return cursors.commit(at, rows, stood, accepted)
+
+    def accept(
+        self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
+    ) -> Verified:
+        return acceptance.accept(drafts, chosen, table, made, position, counts)
 
     def absorbed(
         self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
@@ -87,14 +121,14 @@ class TritonOps(Ops):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if _by_reference(pool, step):
+        if step.tree is not None:
             return super().causal_conv(x, weight, bias, pool, step)
         return causal_conv.causal_conv(x, weight, bias, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if _by_reference(pool, step):
+        if step.tree is not None:
             return super().short_conv(gated, weight, bias, pool, step)
         return causal_conv.short_conv(gated, weight, bias, pool, step)
 
@@ -107,8 +141,9 @@ class TritonOps(Ops):
         step: StateStep,
     ) -> Tensor:
         value_heads, key_dim, value_dim = pool.saved.shape[1:]
-        if _by_reference(pool, step) or not _is_power_of_two(key_dim):
+        if step.tree is not None or not _is_power_of_two(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
+        tell(pool, step, len(inputs.qkv))
         qk, v, log_g, beta = causal_conv.delta_front(
             inputs, weights, conv, step, key_dim=key_dim, values=value_heads * value_dim
         )
@@ -120,10 +155,44 @@ class TritonOps(Ops):
             gated_delta_runs.runs(qk, v, log_g, beta, pool, step, out, scale=scale)
         return out
 
+    def kda(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_g: Tensor,
+        beta: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().kda(q, k, v, log_g, beta, pool, step)
+        return kda.advance(q, k, v, log_g, beta, pool, step, _out(v))
 
-def _by_reference(pool: ConvState | TemporalState, step: StateStep) -> bool:
-    """Trees are not in these kernels yet, and they do not tell a watch what they touch."""
-    return step.tree is not None or pool.watch is not None
+    def ssd(
+        self,
+        x: Tensor,
+        b: Tensor,
+        c: Tensor,
+        dt: Tensor,
+        log_decay: Tensor,
+        pool: TemporalState,
+        step: StateStep,
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().ssd(x, b, c, dt, log_decay, pool, step)
+        return ssd.advance(x, b, c, dt, log_decay, pool, step, _out(x))
+
+    def selective_scan(
+        self, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, a: Tensor, pool: TemporalState, step: StateStep
+    ) -> Tensor:
+        if step.tree is not None:
+            return super().selective_scan(x, b, c, dt, a, pool, step)
+        return selective_scan.advance(x, b, c, dt, a, pool, step, _out(x))
+
+
+def _out(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=torch.float32, device=like.device)
 
 
 def _is_power_of_two(size: int) -> bool:

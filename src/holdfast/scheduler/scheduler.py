@@ -84,11 +84,16 @@ class Scheduler:
         self._cancelled.append(request)
         return True
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request for a reason that its tokens do not show. The caller knows: nothing is reported."""
+    def finish(self, request_id: str, reason: FinishReason, *, kept: int | None = None) -> bool:
+        """End a request for a reason that its tokens do not show. The caller knows: nothing is reported.
+
+        kept  so many tokens of its answer; what came after them is published to nobody. None: all
+        """
         request = self._requests.get(request_id)
         if request is None:
             return False
+        if kept is not None:
+            del request.tokens[len(request.prompt) + kept :]
         if not self._waiting.discard(request_id):
             self._finish_row(next(s for s in self._running.values() if s.request is request))
         self._end(request, reason)
@@ -138,17 +143,16 @@ class Scheduler:
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
-        windows = sum(
-            s.request.todo + self._drafts(s, plan.budget) for s in seats if self._is_window(s.request)
-        )
-        for seat in seats:
+        for place, seat in enumerate(seats):
             if not plan.budget:
                 return
             if seat.leaving or seat.row not in self._running:
                 continue  # pre-empted a moment ago, for one that came before it
-            # The first may be a long run, with every window still to come: it leaves them their tokens.
-            ahead = windows if seat is seats[0] and not self._is_window(seat.request) else 0
-            budget = max(1, plan.budget - ahead)
+            budget = plan.budget
+            if place == 0 and not self._is_window(seat.request):
+                # a long run, with every window still to come: it leaves them their tokens
+                windows = [s for s in seats if self._is_window(s.request)]
+                budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
             count = self._chunk(seat, budget)
             window = self._window(seat, count, budget)
             if self._make_room(seat, seat.request.planned + count + self._beyond(window), plan):
@@ -156,7 +160,7 @@ class Scheduler:
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = [s for s in self._running.values() if not (s.leaving or self._is_full(s.request))]
+        seats = [s for s in self._running.values() if not (s.leaving or s.request.known >= s.most_tokens)]
         oldest = min((s.request.order for s in seats), default=None)
 
         def turn(seat: Seat) -> tuple[bool, tuple[int, int]]:
@@ -212,7 +216,8 @@ class Scheduler:
             length=request.known,
             page_size=self._limits.page_size,
         )
-        seat = Seat(request, admission.row, admission.generation, lines)
+        most = most_tokens(request, self._limits.max_model_len)
+        seat = Seat(request, admission.row, admission.generation, most, lines)
         self._running[seat.row] = seat
         self._sharing.forget(request.id)
         for place in range(self._limits.max_num_seqs):
@@ -242,10 +247,10 @@ class Scheduler:
     def _drafts(self, seat: Seat, budget: int) -> int:
         """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
         request = seat.request
-        if not seat.drafted or request.todo != 1:
+        if not (self._limits.max_drafts and seat.drafted and request.todo == 1):
             return 0
-        most = most_tokens(request, self._limits.max_model_len)
-        return self._depth.drafts(room=draft_room(known=request.known, most_tokens=most, budget=budget - 1))
+        room = draft_room(known=request.known, most_tokens=seat.most_tokens, budget=budget - 1)
+        return self._depth.drafts(room=room)
 
     def _offer_slots(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
         """Slots for the lines that these tokens reach and that are worth a checkpoint, as far as there are any."""
@@ -306,11 +311,7 @@ class Scheduler:
 
     def _is_going(self, seat: Seat) -> bool:
         """All it holds comes back with a step in flight: it was pre-empted, or has only to hear of its end."""
-        return seat.leaving or self._is_full(seat.request, seat.request.uncertain)
-
-    def _is_full(self, request: Request, rejected: int = 0) -> bool:
-        """It may have all its tokens, if only so many drafts of steps in flight are rejected."""
-        return request.known - rejected >= most_tokens(request, self._limits.max_model_len)
+        return seat.leaving or seat.request.known - seat.request.uncertain >= seat.most_tokens
 
     def _requeue(self, seat: Seat) -> None:
         self._leave_row(seat)

@@ -15,6 +15,8 @@ class Seat:
     request: Request
     row: Row
     generation: int
+    most_tokens: int
+    """Prompt and answer together."""
     lines: tuple[int, ...] = ()
     """Where the tokens it was admitted with should still leave a checkpoint behind."""
     drafted: bool = False

@@ -108,15 +108,15 @@ def attend(
     queries, out,  # [tokens, QH, D], [tokens, QH, DV]
     keys, values,  # [pages, PAGE, KH, D], [pages, PAGE, KH, DV]
     pages,  # [rows, ordinals]
-    partial, lse,  # [programs, KH, SPLITS, BM, DV] and [programs, KH, SPLITS, BM] in float32
+    partial, lse,  # [programs, KH, splits, BM, DV] and [programs, KH, splits, BM] in float32
     work,  # [2, programs]: of runs, the lane and its first token
     ancestors,  # [windows, T, T]: of trees, who sees whom
     rows, counts, offsets, position,
     q_token, q_head, k_page, k_place, k_head, v_page, v_place, v_head, table_row, nodes, scale,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BD: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BLOCKS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
-    RUNS: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    BLOCKS: tl.constexpr, LEAST: tl.constexpr,
+    RUNS: tl.constexpr, SPLIT: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
     """For every (key head, split, block of tokens): RUNS: `work` names them; else BLOCKS of them are a window.
 
@@ -125,14 +125,14 @@ def attend(
     LEAST   no split is shorter, so that short contexts are not cut up
     """
     head, split, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    KH = tl.num_programs(0)
+    KH, splits = tl.num_programs(0), tl.num_programs(1)
     lane, first = _work(work, program, tl.num_programs(2), BM // G, BLOCKS, RUNS)
     row, count = tl.load(rows + lane), tl.load(counts + lane).to(tl.int32)
     at, token = tl.load(position + lane).to(tl.int32), tl.load(offsets + lane)
     if (row == 0) | (first >= count):
         return
     end = at + tl.minimum(first + BM // G, count)
-    share = _share(end, BN, SPLITS, LEAST)
+    share = _share(end, splits, BN, LEAST)
     begin = split * share
     stop = tl.minimum(begin + share, end)
     if begin >= stop:
@@ -171,10 +171,10 @@ def attend(
 
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     inside = real[:, None] & (e < DV)[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out + ((token + t) * (KH * G) + member)[:, None] * DV + e[None, :], mixed, mask=inside)
     else:
-        place = ((program.to(tl.int64) * KH + head) * SPLITS + split) * BM + m
+        place = ((program.to(tl.int64) * KH + head) * splits + split) * BM + m
         tl.store(partial + place[:, None] * DV + e[None, :], mixed, mask=inside)
         tl.store(lse + place, best + tl.log2(total), mask=real)  # -inf for one that saw nothing here
 
@@ -190,9 +190,9 @@ def _work(work, program, programs, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, R
 
 
 @triton.jit
-def _share(length, BN: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
+def _share(length, splits, BN: tl.constexpr, LEAST: tl.constexpr):
     """Tokens of context that each split takes, whole tiles."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), BN) * BN, LEAST)
+    return tl.maximum(tl.cdiv(tl.cdiv(length, splits), BN) * BN, LEAST)
 
 
 @triton.jit
@@ -250,12 +250,11 @@ def _tile(places, known, FIRST: tl.constexpr, LAST: tl.constexpr, WIDTH: tl.cons
         return tl.load(where, mask=(channels < LAST)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join(
-    partial, lse, out, work, rows, counts, offsets, position,
+    partial, lse, out, work, rows, counts, offsets, position, splits,
     G: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BLOCKS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, RUNS: tl.constexpr,
-    SOME: tl.constexpr,
+    BLOCKS: tl.constexpr, LEAST: tl.constexpr, RUNS: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """For every (row of a block, key head, block of tokens): what its splits found, weighed; SOME at a time."""
     m, head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -267,8 +266,8 @@ def join(
     if (row == 0) | (t >= count):
         return
     end = at + tl.minimum(first + BM // G, count)
-    used = tl.cdiv(end, _share(end, BN, SPLITS, LEAST))
-    base = (program.to(tl.int64) * KH + head) * SPLITS * BM + m
+    used = tl.cdiv(end, _share(end, splits, BN, LEAST))
+    base = (program.to(tl.int64) * KH + head) * splits * BM + m
     e = tl.arange(0, BV)
     best, total = float("-inf"), 0.0
     mixed = tl.zeros((BV,), tl.float32)

@@ -26,8 +26,12 @@ LEAST = 16
 LEAST_SPLIT = 256
 """Tokens of context below which another program costs more than it saves; whole tiles of any size."""
 MOST_SPLITS = 64
-PROGRAMS_PER_SM = 4
-"""So many hide one another's waits."""
+WINDOWS_PER_SM = 4
+"""Programs that hide one another's waits for keys and values."""
+WINDOW_REGISTERS = 128
+"""Of a thread, if the rows are as few as can be. The compiler takes more where it may, and needs 96 to 116."""
+RUNS_PER_SM = 1
+"""Programs that leave the matrix units no pause."""
 STORED_AT_ONCE = 1024
 """Elements of a program that stores."""
 
@@ -43,15 +47,15 @@ class Tiles:
 
 
 WINDOW_TILES = {
-    64: Tiles(64, 128, warps=4, stages=5),
-    128: Tiles(64, 64, warps=4, stages=5),
-    256: Tiles(64, 32, warps=4, stages=5),
-    512: Tiles(32, 32, warps=8, stages=5),
+    64: Tiles(64, 128, warps=4, stages=3),
+    128: Tiles(64, 64, warps=4, stages=3),
+    256: Tiles(64, 32, warps=4, stages=3),
+    512: Tiles(32, 32, warps=8, stages=3),
 }
 """By the padded width of a head, for two bytes an element. `rows` is the most; a window takes what it needs.
 
-A tile's pages must be known before its keys are asked for, which takes every other stage: of five, two tiles are on
-their way, 64 KiB, and three programs fit on an SM. 16 x 128 x 64 takes 110 registers, 16 x 32 x 256 takes 128."""
+A tile's pages must be known before its keys are asked for, which takes a stage. So of three one tile is on its way,
+32 KiB, while another is worked on, and WINDOWS_PER_SM programs fit on an SM if registers allow it."""
 
 RUN_TILES = {
     64: Tiles(128, 64, warps=4, stages=3),
@@ -59,7 +63,7 @@ RUN_TILES = {
     256: Tiles(128, 32, warps=8, stages=2),
     512: Tiles(64, 32, warps=8, stages=2),
 }
-"""Registers: 234, 185, 254, 255."""
+"""Within 255 registers, but for latents, which spill a little."""
 
 
 def prepare(
@@ -129,10 +133,10 @@ def run_work(step: StateStep, tokens: int, size: int) -> Tensor:
     return step.once(("run work", tokens, size), lambda: _run_work(step, tokens, size))
 
 
-def split_count(programs: int, longest: int, device: torch.device) -> int:
-    """Into how many parts to cut a context of at most `longest` tokens that each of `programs` reads."""
-    wanted = triton.cdiv(PROGRAMS_PER_SM * _processors(device), max(programs, 1))
-    return max(1, min(wanted, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
+def split_count(programs: int, longest: int, wanted: int) -> int:
+    """Into how many parts to cut contexts of at most `longest` tokens, each read by one of `programs`, to have as
+    many as are wanted."""
+    return max(1, min(wanted // programs, MOST_SPLITS, triton.cdiv(longest, LEAST_SPLIT)))
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ def _attend_windows(call: Call) -> None:
     step, group = call.step, call.shape.group
     tiles = call.shape.tiles(WINDOW_TILES, group * step.longest_window)
     blocks = triton.cdiv(step.longest_window, tiles.rows // group)
-    tree = None if step.tree is None else step.tree.ancestors
+    tree = None if step.tree is None else step.tree.ancestors.contiguous()
     _attend(call, tiles, step.num_windows * blocks, blocks=blocks, tree=tree)
 
 
@@ -223,7 +227,8 @@ def _attend(
     queries, out, pool, pages, step, shape = (
         call.queries, call.out, call.pool, call.pages, call.step, call.shape,
     )  # fmt: skip
-    splits = call.splits or split_count(programs * shape.heads, shape.longest, queries.device)
+    wanted = _processors(queries.device) * (WINDOWS_PER_SM if work is None else RUNS_PER_SM)
+    splits = call.splits or split_count(programs * shape.heads, shape.longest, wanted)
     partial = lse = out  # not written if there is one split
     if splits > 1:
         parts = (programs, shape.heads, splits, tiles.rows)
@@ -240,7 +245,6 @@ def _attend(
         "BM": tiles.rows,
         "BN": tiles.context,
         "BLOCKS": blocks,
-        "SPLITS": splits,
         "LEAST": max(LEAST_SPLIT, tiles.context),
         "RUNS": work is not None,
     }
@@ -266,15 +270,17 @@ def _attend(
         PAGE=shape.page,
         BD=widths["BD"],
         BR=widths["BR"],
+        SPLIT=splits > 1,
         TREE=tree is not None,
         LATENT=shape.latent,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=WINDOW_REGISTERS if tiles.rows == LEAST else None,
     )
     if splits > 1:
         tokens = min(tiles.rows // shape.group, step.longest_window if work is None else tiles.rows)
         joined = (tokens * shape.group, shape.heads, programs)
-        kernels.join[joined](partial, lse, out, listed, *cursors, **cut, SOME=8, num_warps=2)
+        kernels.join[joined](partial, lse, out, listed, *cursors, splits, **cut, SOME=8, num_warps=2)
 
 
 def _store(

@@ -51,8 +51,8 @@ class Scratch:
     mid_gain: Tensor
 
     @staticmethod
-    def allocate(lanes: int, value_heads: int, window: int, grid: int, device: torch.device) -> Scratch:
-        tokens, places = padded(window), max(LEAST, grid)
+    def allocate(lanes: int, value_heads: int, window: int, held: int, device: torch.device) -> Scratch:
+        tokens, places = padded(window), max(LEAST, triton.next_power_of_2(held))
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(lanes, value_heads, *shape, device=device)
@@ -92,12 +92,12 @@ def windows(
     heads, key_dim = qk.shape[2:]
     value_heads, value_dim = v.shape[1:]
     if scratch is None:
-        scratch = Scratch.allocate(lanes, value_heads, step.longest_window, grid, v.device)
+        scratch = Scratch.allocate(lanes, value_heads, step.longest_window, step.most_held, v.device)
     shape: dict[str, Any] = {
         "H": heads,
         "GROUP": value_heads // heads,
         "K": key_dim,
-        "JP": max(LEAST, grid),
+        "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
     blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)

@@ -100,7 +100,7 @@ def front(
         total = tl.where(t == line, 0.0, total) + gate
         since += gate
         apart, inverse, solved, by_query = _own(apart, keys, inverse, t, line, gate, key, query, strength)
-        decayed = tl.where(t < line, tl.exp(since) * held_keys, 0.0)
+        decayed = tl.exp(since) * held_keys  # of no use beyond the line
         tl.store(mix + t * TP, solved)
         tl.store(mix + (TP + t) * TP, by_query)
         tl.store(old + t * JP, tl.sum(decayed * key[None, :], 1))

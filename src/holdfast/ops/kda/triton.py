@@ -61,7 +61,7 @@ class Scratch:
 
         return step.once(
             ("kda scratch", heads, key_dim),
-            lambda: Scratch(empty(key_dim), empty(padded(step.grid)), empty(tokens)),
+            lambda: Scratch(empty(key_dim), empty(padded(step.most_held)), empty(tokens)),
         )
 
 
@@ -104,7 +104,7 @@ def _windows(
     slots = (step.base, step.end_base, step.read_slot, step.write_slot)
     stride = {name: given.stride(0) for name, given in inputs.items()}
     shape: dict[str, Any] = {
-        "H": heads, "K": key_dim, "KP": padded(key_dim), "J": step.grid, "JP": padded(step.grid),
+        "H": heads, "K": key_dim, "KP": padded(key_dim), "J": step.grid, "JP": padded(step.most_held),
         "CAP": pool.capacity,
     }  # fmt: skip
     coefficients = (scratch.probes, scratch.old, scratch.mix)

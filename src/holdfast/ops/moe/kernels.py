@@ -69,7 +69,7 @@ def _in_best_groups(merit, e, SIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl
     return tl.where(is_open, merit, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def sort(
     experts,  # [pairs]
     order, begins,  # [pairs], [E + 1] int32: the pairs by expert, and where each expert's begin

@@ -12,7 +12,7 @@ from . import kernels
 from .reference import Routing
 
 SORTED_AT_ONCE = 1024
-"""Pairs that a program looks at in one go."""
+"""Pairs that a program looks at in one go; always as many, so that there is one kernel to compile."""
 MIXED_AT_ONCE = 1024
 """Channels of a program that adds up."""
 
@@ -95,8 +95,7 @@ def sort(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
     pairs = experts.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     begins = torch.empty(count + 1, dtype=torch.int32, device=experts.device)
-    block = min(SORTED_AT_ONCE, max(16, triton.next_power_of_2(pairs)))
-    kernels.sort[(count + 1,)](experts, order, begins, pairs, BP=block)
+    kernels.sort[(count + 1,)](experts, order, begins, pairs, BP=SORTED_AT_ONCE)
     return order, begins
 
 

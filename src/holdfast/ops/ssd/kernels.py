@@ -450,6 +450,18 @@ def chunk(
         high = tl.minimum(tl.minimum((low // BT + 1) * BT, wished), tl.where(low < stop, stop, last))
         exists = nth < (high - low).to(tl.int32)
         gates = piece(ring_g, log_decay + head, nth, low, at, first, H, g_stride, exists, CAP)
+        after = piece(
+            ring_g,
+            log_decay + head,
+            nth + 1,
+            low,
+            at,
+            first,
+            H,
+            g_stride,
+            nth < (high - low - 1).to(tl.int32),
+            CAP,
+        )
         steps = piece(ring_dt, dt + head, nth, low, at, first, H, dt_stride, exists, CAP)
         keys = piece(
             ring_b, given_b, nth[:, None], low, at, first, G * S, b_stride,
@@ -468,7 +480,6 @@ def chunk(
         )
         # [t, i]: the sum of gates after i up to t, of one sign only
         between = tl.cumsum(tl.where(nth[:, None] > nth[None, :], gates[:, None], 0.0), 0)
-        to_end = tl.sum(tl.where(nth[:, None] > nth[None, :], gates[:, None], 0.0), 0)
         near = tl.where(nth[:, None] >= nth[None, :], tl.exp(between) * steps[None, :], 0.0)
         near *= product(queries, keys.trans(1, 0))
         since_start = tl.exp(tl.cumsum(gates))
@@ -478,7 +489,7 @@ def chunk(
             result,
             mask=asked[:, None] & inside[None, :],
         )
-        weight = steps * tl.exp(to_end)
+        weight = steps * tl.exp(tl.cumsum(after, reverse=True))
         added = product(keys.trans(1, 0), weight[:, None] * values.to(tl.float32))
         rounded = (tl.exp(tl.sum(gates)) * state + added).to(saved.dtype.element_ty)
         if high == stop:

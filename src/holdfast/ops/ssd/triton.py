@@ -68,7 +68,7 @@ class Scratch:
 def _places(step: StateStep) -> tuple[int, int]:
     """Tokens of a window and its entries since the checkpoint, both as matrix units want them."""
     if step.longest_window <= 1:
-        return 1, padded(step.grid)
+        return 1, padded(step.most_held)
     return padded(step.longest_window), padded(step.grid - 1 + step.longest_window)
 
 

@@ -1,0 +1,63 @@
+"""Drafters to test with: they know the answers, or nothing at all. They may wait for the device; others may not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import LLM
+from holdfast.spec.drafter import Draft, Drafter, VerifiedStep
+
+
+class Guessing(Drafter):
+    """Drafts for each lane from its tokens; how many, is left to chance."""
+
+    def __init__(self, depth: int, seed: int = 0) -> None:
+        super().__init__(depth)
+        self.random = random.Random(seed)
+
+    def guess(self, tokens: list[int]) -> list[int]:
+        """`depth` of them."""
+        raise NotImplementedError
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        positions = step.position.tolist()
+        known = [
+            step.tokens[row, : position + 1].tolist()
+            for row, position in zip(step.rows.tolist(), positions, strict=True)
+        ]
+        counts = [self.random.choice([self.depth, self.random.randint(0, self.depth)]) for _ in known]
+        return Draft(torch.tensor([self.guess(tokens) for tokens in known]), torch.tensor(counts))
+
+
+class Blind(Guessing):
+    """Guesses at random."""
+
+    def guess(self, tokens: list[int]) -> list[int]:
+        return [self.random.randrange(8) for _ in range(self.depth)]
+
+
+class Knowing(Guessing):
+    """Right with a probability, and never by mistake: with 0 it is always wrong."""
+
+    def __init__(self, depth: int, texts: Sequence[Sequence[int]], right: float) -> None:
+        super().__init__(depth)
+        self.texts = [list(text) for text in texts]
+        self.right = right
+
+    def guess(self, tokens: list[int]) -> list[int]:
+        text = next((text for text in self.texts if text[: len(tokens)] == tokens), tokens)
+        following = (text[len(tokens) :] + [0] * self.depth)[: self.depth]
+        return [token if self.random.random() < self.right else token ^ 1 for token in following]
+
+
+def speculating(directory: Path, drafter: Drafter, **options: Any) -> LLM:
+    """An engine whose windows are filled by this drafter."""
+    config = {"method": "ngram", "num_speculative_tokens": drafter.depth}
+    llm = LLM(directory, speculative_config=config, **options)
+    llm._engine.runner.speculation.drafter = drafter
+    return llm

@@ -1,0 +1,261 @@
+"""Trains drafters for a finished model on its own answers: its MTP head, an EAGLE-3 head, a DFlash drafter.
+
+DIR/config.json, model.safetensors   the target, its MTP head trained further for chains
+DIR/eagle3/, DIR/dflash/             config.json, model.safetensors
+DIR/drafters.jsonl                   losses, and greedy accept lengths on held-out questions
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import hub
+from .chains import Eagle3, MTPChain, draft, eagle3_config
+from .dflash import DFlash, dflash_config
+from .models import Qwen35
+from .muon import Optimizer, Rates
+from .rows import Documents, Rows, batch
+from .sample import answers
+from .train import DEVICE, one_later, rate_at
+
+DRAFTERS = ("mtp", "eagle3", "dflash")
+MASK = 3
+BLOCK, ANCHORS = 8, 32
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m training drafters", description=__doc__.split("\n")[0])
+    parser.add_argument("--target", type=Path, required=True, help="the finished model")
+    parser.add_argument("--data", type=Path, required=True, help="what `prepare` wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--what", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
+    parser.add_argument("--minutes", type=float, default=0.6, help="of training for each")
+    parser.add_argument("--questions", type=int, default=4096, help="answered at once, greedy and at 0.8")
+    parser.add_argument("--rounds", type=int, default=3, help="of answers")
+    parser.add_argument("--answer-length", type=int, default=384, help="tokens, the question's included")
+    parser.add_argument("--batch", type=int, default=64, help="rows in a step")
+    parser.add_argument("--depth", type=int, default=4, help="steps of a chain")
+    parser.add_argument("--report-every", type=float, default=10.0, help="seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    Training(options).run()
+
+
+class Training:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.log = options, list[str]()
+        config = hub.read_config(options.target)
+        self.target = Qwen35(config).to(DEVICE).eval()
+        hub.load(self.target, options.target)
+        self.target.requires_grad_(False)
+        self.report({"options": {name: str(value) for name, value in vars(options).items()}})
+        self.own = self.own_answers()
+        self.heldout = self.heldout_answers()
+        longer = Rows(options.data, batch=8 * options.batch, length=1024, tasks=0.5, seed=options.seed)
+        self.texts = next(iter(longer)).to(DEVICE).long()
+
+    def run(self) -> None:
+        options, config = self.options, self.target.config
+        last = config["num_hidden_layers"] - 1
+        layer_ids = [1, last // 2 + 1, last]
+        if "mtp" in options.what:
+            self.target.mtp.requires_grad_(True)
+            self.train("mtp", MTPChain(self.target))
+            self.target.requires_grad_(False)
+            hub.save(options.out, config, self.target.state_dict())
+        if "eagle3" in options.what:
+            drafted = self.frequent_tokens(min(1024, config["vocab_size"]))
+            eagle = Eagle3(
+                eagle3_config(config, layer_ids=layer_ids, vocabulary=len(drafted), inner=384), drafted
+            )
+            self.train("eagle3", eagle.to(DEVICE))
+            hub.save(options.out / "eagle3", eagle.config, eagle.state_dict())
+        if "dflash" in options.what:
+            flash = DFlash(
+                dflash_config(config, layer_ids=layer_ids, layers=2, inner=384, block=BLOCK, mask=MASK)
+            )
+            self.train("dflash", flash.to(DEVICE))
+            hub.save(options.out / "dflash", flash.config, flash.state_dict())
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "drafters.jsonl").write_text("\n".join(self.log) + "\n")
+
+    def own_answers(self) -> Tensor:
+        """[rows, T] half of them greedy, half at temperature 0.8; the highest bit where nothing is learnt"""
+        options = self.options
+        prompts = Documents(options.data / "prompts")
+        random = np.random.default_rng(options.seed)
+        rows = []
+        for number in range(options.rounds * 2):
+            asked = [prompts[i] for i in random.choice(len(prompts), options.questions)]
+            rows.append(self.answer(asked, 0.8 if number % 2 else 0.0))
+        return torch.cat(rows)
+
+    def heldout_answers(self) -> Tensor:
+        prompts = Documents(self.options.data / "heldout-prompts")
+        return self.answer([prompts[i] for i in range(min(len(prompts), 4 * self.options.batch))], 0.0)
+
+    def answer(self, questions: list[np.ndarray], temperature: float) -> Tensor:
+        start = time.perf_counter()
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            rows = answers(
+                self.target, questions, self.options.answer_length, temperature=temperature, end=hub.IM_END
+            )
+        length = torch.tensor([len(it) for it in questions], device=rows.device)[:, None]
+        place = torch.arange(rows.shape[1], device=rows.device)
+        ended = ((rows == hub.IM_END) & (place >= length)).long().cumsum(1) > 0
+        behind = torch.roll(ended, 1, 1)
+        behind[:, 0] = False
+        answered = (place >= length) & ~behind
+        self.report(
+            {
+                "answers": len(rows),
+                "temperature": temperature,
+                "tokens": int(answered.sum()),
+                "ended": float(ended[:, -1].float().mean()),
+                "seconds": time.perf_counter() - start,
+            }
+        )
+        return torch.where(answered, rows, rows | (1 << 15))
+
+    def frequent_tokens(self, count: int) -> Tensor:
+        learned = self.own[self.own < 1 << 15]
+        return (
+            torch.bincount(learned.flatten(), minlength=self.target.config["vocab_size"])
+            .topk(count)
+            .indices.sort()
+            .values.cpu()
+        )
+
+    def batches(self) -> Iterator[Tensor]:
+        """Own answers, and among them longer rows of what the target was trained on."""
+        number = 0
+        while True:
+            number += 1
+            pool, count = (
+                (self.texts, self.options.batch // 4) if number % 4 == 0 else (self.own, self.options.batch)
+            )
+            yield pool[torch.randint(len(pool), (max(1, count),), device=DEVICE)]
+
+    def train(self, name: str, drafter: nn.Module) -> None:
+        options = self.options
+        optimizer = Optimizer(drafter.named_parameters(), Rates(decay=0.02))
+        loss_of = self.block_loss if isinstance(drafter, DFlash) else self.chain_loss
+        start, reported, steps, total = time.perf_counter(), 0.0, 0, 60 * options.minutes
+        for rows in self.batches():
+            seconds = time.perf_counter() - start
+            if seconds > total:
+                break
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+                loss = loss_of(drafter, rows)
+            loss.backward()
+            optimizer.step(rate_at(seconds / total))
+            steps += 1
+            if seconds - reported > options.report_every:
+                reported = seconds
+                self.report({"what": name, "step": steps, "seconds": seconds, "loss": float(loss.detach())})
+        parameters = sum(it.numel() for it in drafter.parameters())
+        self.report({"what": name, "steps": steps, "parameters": parameters, **self.accept_lengths(drafter)})
+
+    def chain_loss(self, drafter: Any, rows: Tensor) -> Tensor:
+        found = batch(rows)
+        hidden, wanted, features = self.ask(found.tokens, drafter.layer_ids)
+        first = one_later(drafter.first(hidden, features))
+        outputs = draft(drafter, self.target.embed(found.tokens), first, self.options.depth)
+        vocabulary = drafter.vocabulary()
+        losses = []
+        for step, out in enumerate(outputs):
+            learned = found.targets[:, step:] >= 0
+            said = drafter.logits(out[:, : learned.shape[1]])
+            losses.append(0.8**step * agreement(said, wanted[:, step:], learned, vocabulary))
+        return torch.stack(losses).sum()
+
+    def block_loss(self, drafter: Any, rows: Tensor) -> Tensor:
+        found = batch(rows)
+        _, wanted, features = self.ask(found.tokens, drafter.layer_ids)
+        anchors = torch.randint(1, found.tokens.shape[1] - BLOCK + 1, (ANCHORS,), device=rows.device)
+        out = drafter(self.blocks(found.tokens, anchors), features, anchors)
+        said = self.target.logits(out[:, :, 1:])
+        where = anchors[:, None] + torch.arange(
+            BLOCK - 1, device=rows.device
+        )  # whose target each mask stands for
+        weight = torch.exp(-torch.arange(BLOCK - 1, device=rows.device) / 4.0)
+        return agreement(said, wanted[:, where], (found.targets[:, where] >= 0) * weight, None)
+
+    def blocks(self, tokens: Tensor, anchors: Tensor) -> Tensor:
+        known = tokens[:, anchors, None]
+        masks = torch.full((*known.shape[:2], BLOCK - 1), MASK, device=tokens.device)
+        return self.target.embed(torch.cat((known, masks), -1))
+
+    @torch.no_grad()
+    def ask(self, tokens: Tensor, layer_ids: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The target's hidden vectors, its logits after each token, and the features."""
+        padded = nn.functional.pad(tokens, (0, -tokens.shape[1] % 64))
+        hidden, features = self.target(padded, list(layer_ids))
+        hidden, *features = (it[:, : tokens.shape[1]] for it in (hidden, *features))
+        return hidden, self.target.logits(hidden), features
+
+    @torch.no_grad()
+    def accept_lengths(self, drafter: nn.Module) -> dict[str, float]:
+        """Tokens a step gives on held-out questions, greedy: the drafts that hold, and the target's own."""
+        right = []
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            for rows in self.heldout.split(self.options.batch):
+                right.append(self._right(drafter, batch(rows)))
+        holds = torch.cat(right).float().cumprod(-1)
+        return {
+            f"accept_length@{depth}": 1 + float(holds[:, :depth].sum(-1).mean())
+            for depth in (1, 3, 5, 7)
+            if depth <= holds.shape[-1]
+        }
+
+    def _right(self, drafter: Any, found: Any) -> Tensor:
+        """[starts, 7]"""
+        depth = BLOCK - 1
+        hidden, _, features = self.ask(found.tokens, drafter.layer_ids)
+        starts = found.tokens.shape[1] - depth
+        if isinstance(drafter, DFlash):
+            anchors = torch.arange(1, starts, 5, device=hidden.device)
+            out = drafter(self.blocks(found.tokens, anchors), features, anchors)[:, :, 1:]
+            said = self.target.logits(out).argmax(-1)
+        else:
+            anchors = torch.arange(1, starts, device=hidden.device)
+            first = one_later(drafter.first(hidden, features))
+            vocabulary = drafter.vocabulary()
+            each = [
+                drafter.logits(out).argmax(-1)[:, anchors]
+                for out in draft(drafter, self.target.embed(found.tokens), first, depth)
+            ]
+            said = torch.stack(each, -1)
+            said = said if vocabulary is None else vocabulary[said]
+        targets = found.targets[:, anchors[:, None] + torch.arange(depth, device=hidden.device)]
+        inside = (targets >= 0).all(-1)
+        return (said == targets)[inside]
+
+    def report(self, values: dict[str, Any]) -> None:
+        rounded = {name: round(it, 4) if isinstance(it, float) else it for name, it in values.items()}
+        self.log.append(json.dumps(rounded))
+        print(self.log[-1], flush=True)
+
+
+def agreement(said: Tensor, wanted: Tensor, weight: Tensor, vocabulary: Tensor | None) -> Tensor:
+    """Cross entropy with what the target finds likely, of the tokens that can be drafted.
+
+    said, wanted  [.., vocabulary]; weight [..]
+    """
+    if vocabulary is not None:
+        weight = weight * torch.isin(wanted.argmax(-1), vocabulary)
+        wanted = wanted[..., vocabulary]
+    each = -(wanted.float().softmax(-1) * said.float().log_softmax(-1)).sum(-1)
+    weight = weight.float()
+    return (each * weight).sum() / weight.sum().clamp(min=1.0)
