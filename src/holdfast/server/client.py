@@ -311,7 +311,7 @@ class EngineClient:
         request.finish_reason = growth.finish_reason
         request.metrics = growth.metrics or request.metrics
         if answer.advance() and growth.finish_reason is None:
-            self._send(Finish([request.id]))
+            self._send(Finish(request.id, answer.length))
         self._metrics.grew(request, len(growth.tokens), job.arrived, ended=answer.finished)
         if growth.error:
             job.tell(RequestFailed(growth.error))
