@@ -17,6 +17,10 @@ import pytest
 
 from .running import HOST, KEY, Running, until
 
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="asks the kernel about processes, as Linux tells it"
+)
+
 SMALL = ("--max-num-seqs", "4", "--max-model-len", "4000", "--num-pages", "200", "--api-key", KEY)
 ENDLESS = {"prompt": "a", "max_tokens": 3900, "ignore_eos": True}
 

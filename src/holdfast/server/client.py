@@ -88,6 +88,8 @@ class Job:
     async def done(self) -> None:
         while not self.finished:
             await self.grown()
+        if self._failure is not None:  # it may have come with the end
+            raise self._failure
 
     def tell(self, failure: Exception | None = None) -> None:
         self._failure = failure or self._failure
