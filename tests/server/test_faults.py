@@ -28,7 +28,7 @@ ENDLESS = {"prompt": "a", "max_tokens": 3900, "ignore_eos": True}
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Running]:
     """One to be broken."""
-    running = Running(*SMALL, log=str(tmp_path / "log.jsonl"))
+    running = Running(*SMALL, "--health-timeout", "2", log=str(tmp_path / "log.jsonl"))
     yield running
     running.stop()
 
@@ -59,6 +59,12 @@ def test_an_engine_that_is_killed_is_started_once_more(server: Running) -> None:
     assert server.wait_for(200) == {"status": "ok", "deaths": 1}
     assert client.completions.create(model="builtin", prompt="a", max_tokens=3).usage.completion_tokens == 3
     assert server.metrics()["engine_deaths_total"] == 1
+
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    stuck = server.wait_for(503)
+    assert stuck == {"status": "stuck", "reason": "the engine said nothing for 2 seconds"}
+    os.kill(server.engine_pid(), signal.SIGCONT)
+    server.wait_for(200)
 
     os.kill(server.engine_pid(), signal.SIGKILL)
     dead = until(lambda: (body := server.wait_for(503))["status"] == "dead" and body)

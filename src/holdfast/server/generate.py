@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..config import Limits
 from ..request import Request, SamplingParams
@@ -29,6 +29,17 @@ from .replies import ChatReply, Choice, CompletionReply, Echo, Reply, TokenNames
 
 COMPLETION_TOKENS = 16
 """Of /v1/completions if max_tokens is left out, as OpenAI has it. A chat goes on to the end of the context."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked, and what was made of it."""
+
+    asked: Generation
+    params: SamplingParams
+    reply: Reply
+    most: int
+    """Tokens of each answer. 0 if only the prompt is to be scored."""
 
 
 class Generator:
@@ -61,7 +72,7 @@ class Generator:
         with self._room(len(prompts) * params.n, limits):
             tokens = [await self._model.encode(prompt, special) for prompt in prompts]
         texts = [self._echoed(p, t) for p, t in zip(prompts, tokens, strict=True)] if asked.echo else None
-        await self._generate(call, asked, tokens, params, reply, texts, wanted)
+        await self._generate(call, Order(asked, params, reply, wanted), tokens, texts)
 
     async def chat(self, call: Call) -> None:
         asked = decode(ChatRequest, await call.body())
@@ -81,44 +92,39 @@ class Generator:
         variables = asked.chat_template_kwargs or {}
         with self._room(params.n, limits):
             tokens = await self._model.apply_chat(messages, prompted, **variables)
-        await self._generate(call, asked, [tokens], params, reply, None, wanted)
+        await self._generate(call, Order(asked, params, reply, wanted), [tokens])
 
     async def _generate(
         self,
         call: Call,
-        asked: Generation,
+        order: Order,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        reply: Reply,
-        echoed: Sequence[str] | None,
-        wanted: int,
+        echoed: Sequence[str] | None = None,
     ) -> None:
-        requests = [self._requests(tokens, params, asked.priority or 0) for tokens in prompts]
+        requests = [self._requests(tokens, order) for tokens in prompts]
         call.fields["prompt_tokens"] = sum(len(tokens) for tokens in prompts)
-        async with self._client.job(requests, streaming=bool(asked.stream), arrived=call.began) as job:
-            choices = list(_choices(job, wanted, echoed))
+        streaming = bool(order.asked.stream)
+        async with self._client.job(requests, streaming=streaming, arrived=call.began) as job:
+            choices = list(_choices(job, order.most, echoed))
             try:
-                work = self._stream if asked.stream else self._answer
-                await call.unless_gone(work(call, job, choices, reply, asked))
+                work = self._stream if streaming else self._answer
+                await call.unless_gone(work(call, order, job, choices))
             finally:
                 call.fields["completion_tokens"] = sum(choice.answer.length for choice in choices)
                 if self._options.log_text and self._model.intake.tokenizer:
                     call.fields["prompt"] = self._model.intake.tokenizer.decode(prompts[0])
                     call.fields["text"] = [choice.answer.text for choice in choices]
 
-    async def _answer(
-        self, call: Call, job: Job, choices: list[Choice], reply: Reply, asked: Generation
-    ) -> None:
+    async def _answer(self, call: Call, order: Order, job: Job, choices: list[Choice]) -> None:
         await job.done()
         pieces = [piece for choice in choices if (piece := choice.take())]
-        await call.reply(reply.whole(pieces, usage(job.answers, choices)))
+        await call.reply(order.reply.whole(pieces, usage(job.answers, choices)))
 
-    async def _stream(
-        self, call: Call, job: Job, choices: list[Choice], reply: Reply, asked: Generation
-    ) -> None:
+    async def _stream(self, call: Call, order: Order, job: Job, choices: list[Choice]) -> None:
         await job.grown()  # before anything is sent: what goes wrong until then has a status of its own
         await call.begin_stream()
-        unused = {"usage": None} if asked.with_usage else {}
+        reply, with_usage = order.reply, order.asked.with_usage
+        unused = {"usage": None} if with_usage else {}
         if opening := reply.opening(len(choices)):
             await call.events([opening | unused])
         with_tokens = reply.names is not None or reply.with_token_ids
@@ -130,7 +136,7 @@ class Generator:
             if all(choice.ended for choice in choices):
                 break
             await job.grown()
-        if asked.with_usage:
+        if with_usage:
             await call.events([reply.chunk([], usage(job.answers, choices))])
         await call.end_stream()
 
@@ -148,22 +154,19 @@ class Generator:
             raise ApiError(400, f"{name}={wanted} is more than this server gives: {most}", param=name)
         return max(1, wanted)
 
-    def _requests(self, tokens: Sequence[int], params: SamplingParams, priority: int) -> list[Request]:
+    def _requests(self, tokens: Sequence[int], order: Order) -> list[Request]:
         most = self._options.max_prompt_tokens
         if most is not None and len(tokens) > most:
             wrong = f"the prompt has {len(tokens)} tokens, more than this server takes: {most}"
             raise ApiError(400, wrong, param="prompt", code="context_length_exceeded")
-        return self._model.intake.requests(tokens, params, priority)
+        return self._model.intake.requests(tokens, order.params, order.asked.priority or 0)
 
     @contextlib.contextmanager
     def _room(self, count: int, limits: Limits) -> Iterator[None]:
         """Hold a place for so many answers until the engine has them, or say when to come again."""
         most = limits.max_num_seqs + self._options.max_queue
-        if count > min(self._options.max_choices, most):
-            wrong = (
-                f"{count} answers were asked for at once; the most is {min(self._options.max_choices, most)}"
-            )
-            raise ApiError(400, wrong, param="n")
+        if count > (at_once := min(self._options.max_choices, most)):
+            raise ApiError(400, f"{count} answers were asked for at once; the most is {at_once}", param="n")
         if (there := self._client.num_live + self._arriving) + count > most:
             self._metrics.rejected.labels("queue").inc()
             full = f"{there} answers run or wait, and {most} may; try again later"
