@@ -55,7 +55,7 @@ def on_device(step: StateStep) -> StateStep:
     moved = {name: getattr(step, name).to(DEVICE) for name in names}
     if step.tree is not None:
         moved["tree"] = Tree(step.tree.ancestors.to(DEVICE), step.tree.depths.to(DEVICE))
-    return replace(step, **moved)
+    return replace(step, _made={}, **moved)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

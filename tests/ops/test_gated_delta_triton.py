@@ -28,7 +28,7 @@ KV = (0, 1, 3, 2)
 
 def on_device(step: StateStep) -> StateStep:
     names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def filled_pool(heads: Heads, lanes: list[Lane], seed: int, dtype: torch.dtype, decay: str) -> TemporalState:

@@ -79,7 +79,7 @@ def filled_pool(
 
 def on_device(step: StateStep) -> StateStep:
     names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def agree(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:

@@ -64,10 +64,15 @@ class Sampler:
             logprobs=any(p.logprobs is not None for p in params),
         )
 
-    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
-        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
-        adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
-        tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+    def choose(self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
+        """Of logits [S, vocab] for `lanes.choices`; positions of all the step's tokens."""
+        if needs.draws or needs.adjusts:
+            after = lanes.choices.after
+            rows, position = lanes.rows[lanes.lane[after]], positions[after] + 1
+            adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
+            tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+        else:
+            tokens = self._ops.most_likely(logits)
         if not needs.logprobs:
             return Chosen(tokens, None, {})
         asked = zip(lanes.choices.choosers, (p.logprobs for p in self._params_of(lanes)), strict=True)
@@ -79,6 +84,8 @@ class Sampler:
         of those positions. Penalties and biases are left to the verification."""
 
         def guess(logits: Tensor, position: Tensor) -> Tensor:
+            if not needs.draws:
+                return self._ops.most_likely(logits)
             return self._ops.sample(logits, self._sampling(rows, position, needs))
 
         return guess

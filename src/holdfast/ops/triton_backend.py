@@ -71,6 +71,9 @@ class TritonOps(Ops):
     ) -> Tensor:
         return moe.experts(x, experts, weights, up, down, gated=gated)
 
+    def most_likely(self, logits: Tensor) -> Tensor:
+        return sampling.most_likely(logits)
+
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
 

@@ -129,12 +129,16 @@ def runs(
     slot = tl.load(read_slot + lane, mask=real, other=0).to(tl.int64)[:, None]
     channels = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
     inside = (channels < C) & (row > 0)
+    begins = (
+        tl.min(tl.where(real, t.reshape(BT), W)) < W - 1
+    )  # a run does: elsewhere all inputs are this step's
     acc = tl.zeros((BT, BC), tl.float32)
     for j in tl.static_range(W):
         o = t - (W - 1) + j
         value = _fresh(x, token[:, None] - (W - 1) + j, stride, channels, inside & (o >= 0), C, MODE)
         if j < W - 1:
-            value += _kept(saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP)
+            if begins:  # noqa: SIM102  the other is known when this is compiled
+                value += _kept(saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP)
         acc += value * tl.load(weight + channels * W + j, mask=channels < C, other=0.0).to(tl.float32)
     if BIASED:
         acc += tl.load(bias + channels, mask=channels < C, other=0.0).to(tl.float32)
