@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from holdfast import LLM
+from holdfast.models.demo import write_demo_model
 
 from .running import KEY, Running
 
@@ -18,9 +20,18 @@ LIMITS = ("--max-queue", "48", "--max-body", "1MiB", "--max-output-tokens", "400
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one whose tokens are bytes, whichever is built in."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    directory.mkdir()
+    write_demo_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     log = tmp_path_factory.mktemp("server") / "log.jsonl"
-    running = Running(*FLAGS, *LIMITS, "--api-key", f"other,{KEY}", log=str(log))
+    running = Running(model, *FLAGS, *LIMITS, "--api-key", f"other,{KEY}", log=str(log))
     try:
         running.wait_for(200)
         yield running
@@ -34,6 +45,6 @@ def client(server: Running) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="session")
-def offline() -> LLM:
+def offline(model: Path) -> LLM:
     """The same engine without a server."""
-    return LLM(None, **ENGINE)
+    return LLM(model, **ENGINE)

@@ -26,12 +26,12 @@ def free_port() -> int:
 
 
 class Running:
-    def __init__(self, *options: str, log: str) -> None:
+    def __init__(self, model: Path, *options: str, log: str) -> None:
         self.port, self.log = free_port(), log
-        command = [sys.executable, "-m", "holdfast", "serve", "--port", str(self.port), "--log-file", log]
+        command = [sys.executable, "-m", "holdfast", "serve", str(model), "--port", str(self.port)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [*command, "--log-format", "json", *options],
+            [*command, "--log-format", "json", "--log-file", log, *options],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
