@@ -151,7 +151,9 @@ def measure(name: str, args: argparse.Namespace, copy: float, matmul: float) -> 
         first = time.perf_counter() - begun
         print(f"{name}: loaded and recorded in {loaded:.1f} s, first token after {first:.1f} s", flush=True)
         for batch in args.batches:
-            timed(llm, prompts(batch, args.prompt, config["vocab_size"], 1), 8)
+            timed(
+                llm, prompts(batch, args.prompt, config["vocab_size"], 1), args.out // 2
+            )  # compiles what is left
             ones, halves, wholes = [], [], []
             for rep in range(args.reps):
                 given = prompts(batch, args.prompt, config["vocab_size"], 2 + rep)

@@ -6,20 +6,18 @@ import functools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tests.models.conformance import Tiny
+from tests.spec.drafters import spoil_drafts
 
 from holdfast.config import EngineConfig
 from holdfast.corruption import Finding, StateCorruption
 from holdfast.engine import Engine, build_engine
-from holdfast.executor.speculation import Speculation
 from holdfast.models.base import CausalLM
 from holdfast.request import Request, SamplingParams
-from holdfast.spec.drafter import Draft, VerifiedStep
 
 from .fault import LFM2, MAMBA2, QWEN, QWEN3, Ask, Scene
 
@@ -107,21 +105,8 @@ def make_engine(scene: Scene, sanitizer: str) -> Engine:
     config = EngineConfig(**options, sanitizer=sanitizer)
     engine = build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
     if scene.drafts:
-        _spoil_drafts(engine.runner.speculation)
+        spoil_drafts(engine)
     return engine
-
-
-def _spoil_drafts(speculation: Speculation) -> None:
-    """Those of every third position: a model that drafts for itself would hardly ever be wrong."""
-    drafter: Any = speculation.drafter
-    propose = drafter.propose
-
-    def spoilt(step: VerifiedStep) -> Draft:
-        draft: Draft = propose(step)
-        place = step.position[:, None] + torch.arange(drafter.depth, device=step.position.device)
-        return replace(draft, tokens=torch.where(place % 3 == 0, draft.tokens ^ 1, draft.tokens))
-
-    drafter.propose = spoilt
 
 
 def make_requests(asks: tuple[Ask, ...]) -> list[Request]:

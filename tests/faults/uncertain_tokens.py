@@ -12,6 +12,7 @@ import torch
 from holdfast.executor import speculation
 from holdfast.executor.runner import Runner
 from holdfast.memory.state_pool import StatePool
+from holdfast.ops.acceptance import reference as acceptance
 from holdfast.ops.step import StateStep
 
 from .contracts import mixed_traffic, trees
@@ -62,7 +63,7 @@ def _one_was_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _accept_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(speculation, "count_accepted", lambda *, drafts, chosen, count: count)
+    patch.setattr(acceptance, "count_accepted", lambda *, drafts, chosen, count: count)
 
 
 def _host_position(patch: pytest.MonkeyPatch) -> None:
@@ -82,11 +83,10 @@ def _host_position(patch: pytest.MonkeyPatch) -> None:
 
 def _drafting_commits(patch: pytest.MonkeyPatch) -> None:
     def moving(propose: Callable[..., Any]) -> Callable[..., Any]:
-        def other(
-            speculation: Any, committed: Any, lanes: Any, sampler: Any, state: StatePool, kv: Any
-        ) -> Any:
-            drafted = propose(speculation, committed, lanes, sampler, state, kv)
+        def other(speculation: Any, *given: Any) -> Any:
+            drafted = propose(speculation, *given)
             if drafted is not None:
+                state = drafted.step.state
                 ahead = state.look_ahead(rows=drafted.step.rows, by=0)
                 state.commit(step=ahead, accepted=ahead.counts)
             return drafted
@@ -98,8 +98,8 @@ def _drafting_commits(patch: pytest.MonkeyPatch) -> None:
 
 def _drafts_over_the_bonus(patch: pytest.MonkeyPatch) -> None:
     def early(propose: Callable[..., Any]) -> Callable[..., Any]:
-        def other(speculation: Any, committed: Any, lanes: Any, *given: Any) -> Any:
-            drafted = propose(speculation, committed, lanes, *given)
+        def other(speculation: Any, *given: Any) -> Any:
+            drafted = propose(speculation, *given)
             if drafted is not None:
                 step = drafted.step
                 speculation._tables.tokens[step.rows, step.position] = drafted.draft.tokens[:, 0]

@@ -99,8 +99,8 @@ def _token_a_place_early(patch: pytest.MonkeyPatch) -> None:
     def early(verify: Callable[..., Any]) -> Callable[..., Any]:
         def other(speculation: Speculation, step: StateStep, lanes: Any, chosen: Any) -> Any:
             verified = verify(speculation, step, lanes, chosen)
-            rows, table = lanes.choices.tell, speculation._tables.tokens
-            position = (step.position + step.counts)[lanes.choices.lane]
+            rows, table = lanes.choices.drafts.tell, speculation._tables.tokens
+            position = (step.position + step.counts)[lanes.choices.drafts.lane]
             table[rows, position], table[rows, position - 1] = table[rows, position - 1], chosen
             return verified
 

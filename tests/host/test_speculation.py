@@ -111,6 +111,20 @@ def test_nothing_after_a_stop_is_published() -> None:
     assert harness.cache.match(make_request("c", (1, 2, 3, 7, 9, 10, 11, 12, 13))).kv_len == 4
 
 
+def test_nothing_after_an_end_that_only_the_text_shows_is_published() -> None:
+    """A stop string in the middle of a window, with the next one in flight."""
+    harness = Harness(LIMITS, prefix_reuse=True)
+    request = make_request("a", (1, 2, 3))
+    harness.submit(request)
+    plans = [planned(harness) for _ in range(3)]
+    answer(harness, plans[0], 3, 7, proposed=0)
+    answer(harness, plans[1], 7, 8, 9, 10, 11)
+    assert harness.scheduler.finish("a", FinishReason.STOP, kept=2)
+    assert request.output == [7, 8]
+    answer(harness, plans[2], 11, 12, 13, 14, 15)
+    assert harness.cache.match(make_request("b", (1, 2, 3, 7, 8, 9, 10, 11, 12))).kv_len == 4
+
+
 def test_acceptance_is_counted_for_each_request_and_for_all() -> None:
     harness, request = begun(max_tokens=20)
     answer(harness, planned(harness), 5, 8, 9)

@@ -140,6 +140,22 @@ def compare(
     assert found.watch.log == expected.watch.log
 
 
+def assert_nothing_waited_for(twin: Twin, lanes: Sequence[Lane], exports: Sequence[tuple[int, int]]) -> None:
+    """On a GPU: a step of windows and runs asks the device for nothing."""
+    told = tuple(Export(lane, EXPORTS + i, line) for i, (lane, line) in enumerate(exports))
+    compiled, step = (on_device(make_step(lanes, exports=told)) for _ in range(2))
+    tokens = sum(lane.count for lane in lanes)
+    inputs = {name: x.to(DEVICE) for name, x in twin.draw(tokens, 1, "mild").items()}
+    pool = filled_pool(twin, lanes, 2, torch.float32, "mild", GRID)
+    out = torch.empty(tokens, *twin.output, device=DEVICE)
+    twin.advance(inputs, pool, compiled, out)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        twin.advance(inputs, pool, step, out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def _reference(rule: Recurrence) -> Callable[[Inputs, TemporalState, StateStep, Tensor], Tensor]:
     return lambda inputs, pool, step, out: journal.advance(rule, inputs, pool, step, out, exact=False)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from holdfast.spec.verify import count_accepted
 from torch import Tensor
 
+from holdfast.ops.acceptance.reference import count_accepted
 from holdfast.ops.sampling.reference import SamplingRows, sample, truncate
 
 REQUESTS, VOCAB, DEPTH = 120_000, 6, 3
