@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..config import ConfigError, EngineConfig, SpeculativeConfig
 from ..layers.batch import Build
 from ..models.base import CausalLM, Rename
-from ..models.registry import ARCHITECTURES, Description, describe
+from ..models.registry import ARCHITECTURES, Description, describe, read_config
+from . import dflash, eagle
 from .drafter import Drafter
 from .mtp import MTP, head_renamer
 from .ngram import NGram
@@ -34,13 +36,14 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
         return _standalone(config, engine.max_model_len, model)
     if config.method == "mtp":
         return _mtp(config, model)
+    if config.method in HEADS:
+        return _head(config)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
     return DrafterPlan(lambda build, model: NGram(config.num_speculative_tokens, **lookup))
 
 
 def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Description) -> DrafterPlan:
-    assert config.model is not None
-    own = describe(Path(config.model).expanduser())
+    own = describe(_directory(config))
     if own.facts.vocab_size != model.facts.vocab_size:
         raise ConfigError(
             f"speculative_config: {own.directory} has a vocabulary of {own.facts.vocab_size} tokens, the model one "
@@ -56,6 +59,25 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
     return DrafterPlan(
         lambda build, model: Standalone(depth, own.build(build)), directory=own.directory, rename=own.rename
     )
+
+
+HEADS: dict[str, Callable[[Mapping[str, Any], str], eagle.EagleConfig | dflash.DFlashConfig]]
+HEADS = {"eagle": eagle.parse, "dflash": dflash.parse}
+"""Drafters that read what the model makes of its tokens, by the format that their files have."""
+
+
+def _head(config: SpeculativeConfig) -> DrafterPlan:
+    directory = _directory(config)
+    head = HEADS[config.method](read_config(directory), f"{directory}/config.json")
+    depth = config.num_speculative_tokens
+    return DrafterPlan(
+        lambda build, model: head.lay_out(depth, build, model), directory=directory, rename=head.rename
+    )
+
+
+def _directory(config: SpeculativeConfig) -> Path:
+    assert config.model is not None
+    return Path(config.model).expanduser()
 
 
 def _mtp(config: SpeculativeConfig, model: Description) -> DrafterPlan:

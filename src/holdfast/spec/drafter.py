@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config import ConfigError
 from ..layers.batch import Batch
 from ..memory.kv_pool import KVPool
 from ..memory.spec import KVSpec, StateSpec
 from ..memory.state_pool import StatePool
-from ..models.base import declared
+from ..models.base import CausalLM, declared
 from ..ops.step import Tree
 
 PREFIX = "draft."
@@ -31,9 +32,11 @@ class Features:
     """What the model made of the tokens of a step.
 
     hidden  [tokens, hidden]  as its head reads them
+    layers  [tokens, hidden]  as each of the layers left them that the drafter reads
     """
 
     hidden: Tensor
+    layers: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ class Draft:
 class Drafter(nn.Module):
     """`depth` drafts at a time. One without layers needs `propose` only."""
 
+    reads: tuple[int, ...] = ()
+    """Layers of the model, counted from 0, whose output it wants among the features."""
+
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth = depth
@@ -94,6 +100,9 @@ class Drafter(nn.Module):
     def trained(self) -> nn.Module | None:
         """What its files fill."""
         return None
+
+    def check(self) -> None:
+        """That what the files filled it with can be used."""
 
     def state_specs(self) -> dict[str, StateSpec]:
         return declared(self, "state_spec")
@@ -119,3 +128,23 @@ def all_meant(tokens: list[Tensor]) -> Draft:
     """depth times [N]: a chain in which every draft was meant."""
     stacked = torch.stack(tokens, 1)
     return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))
+
+
+def check_fits(model: CausalLM, *, vocab: int, hidden: int) -> None:
+    """A drafter of these sizes beside the model that it reads."""
+    sizes = zip(("vocab", "hidden"), (vocab, hidden), model.embed.weight.shape, strict=True)
+    for what, own, wanted in sizes:
+        if own != wanted:
+            raise ConfigError(
+                f"speculative_config: the drafter has {what}_size={own}, the model {wanted}; "
+                "a drafter fits the model that it was trained for"
+            )
+
+
+def layers_read(reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
+    """Checked against the model's."""
+    if not reads or not all(type(i) is int and 0 <= i < layers for i in reads):
+        raise ConfigError(
+            f"speculative_config: the drafter reads layers {list(reads)} of the model, which has {layers}, from 0 on"
+        )
+    return reads
