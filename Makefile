@@ -1,6 +1,7 @@
 # Each target sets up what it needs in .venv; nothing else on the machine is touched.
 #
 #   make chat MODEL=path/to/weights ARGS="--temperature 0.7"
+#   make serve MODEL=path/to/weights ARGS="--port 9000"
 #   make test PYTEST_ARGS="-k radix -x"
 #   make install PYTHON=python3.12
 #   make fuzz MINUTES=60
@@ -23,7 +24,7 @@ DEV := $(VENV)/.dev
 HOST := $(HOST_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev chat test test-host test-slow test-gpu fuzz mutate lint format docs bench clean
+.PHONY: help install install-dev chat serve test test-host test-slow test-gpu fuzz mutate lint format docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## what the targets do
@@ -35,6 +36,9 @@ install-dev: $(DEV) ## the same, and what the tests and linters need
 
 chat: $(RUNTIME) ## talk to a model; MODEL=directory, or nothing for the built-in one
 	@$(BIN)/holdfast chat $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+serve: $(RUNTIME) ## serve a model over HTTP; MODEL=directory, or nothing for the built-in one
+	@$(BIN)/holdfast serve $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: lint test-host $(DEV) ## style, types and the fast tests
 	$(BIN)/python -m pytest --ignore=tests/host $(PYTEST_ARGS)

@@ -21,8 +21,10 @@ MODELS = LAYERS | {"progress", "models"}
 SPEC = MODELS | {"spec"}
 DEVICE = SPEC | {"executor"}
 BLUEPRINT = DEVICE | {"cpu_isa", "blueprint"}
-ENGINE = HOST | BLUEPRINT | {"text", "prompts", "answer", "defaults", "engine"}
-SURFACE = ENGINE | {"service", "llm", "async_engine", "server", "bench", "verify", "cli", "__init__"}
+INTAKE = SHARED | {"text", "prompts", "answer", "defaults", "intake"}
+ENGINE = HOST | BLUEPRINT | INTAKE | {"hub", "engine"}
+SERVER = HOST | INTAKE | {"hub", "version", "server"}
+SURFACE = ENGINE | SERVER | {"service", "llm", "async_engine", "bench", "verify", "cli", "__init__"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     # both columns share these
@@ -43,18 +45,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cpu_isa": set(),
     "progress": set(),
     "prompts": set(),
+    "version": set(),
+    "hub": {"models"},
     # above them
     "blueprint": BLUEPRINT,
     "engine": ENGINE,
     "answer": SHARED | {"text", "answer"},
     "defaults": SHARED,
+    "intake": INTAKE,
     "service": ENGINE | {"service"},
     "llm": ENGINE | {"service", "llm"},
     "async_engine": ENGINE | {"service", "async_engine"},
     "verify": ENGINE | {"verify"},
     "__init__": SHARED | {"llm", "async_engine"},
-    "server": SURFACE,
-    "bench": SURFACE,
+    "server": SERVER | {"engine"},  # which its own process has; the server's has no torch
+    "bench": ENGINE | {"llm", "bench"},
     "cli": SURFACE,
     "__main__": {"cli"},
 }

@@ -50,21 +50,30 @@ class Answer:
             return self._text.tokens
         return len(self.request.tokens) - len(self.request.prompt)
 
+    @property
+    def text(self) -> str:
+        if self._text is not None:
+            return self._text.text
+        return self._tokenizer.decode(self.request.output[: self.length]) if self._tokenizer else ""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.request.finish_reason if self._stop is None else FinishReason.STOP
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self._stop or _stop_token(self.request)
+
     def completion(self) -> Completion:
-        request, tokens = self.request, self.request.output[: self.length]
+        request = self.request
         return Completion(
-            token_ids=tuple(tokens),
-            text=self._read(tokens),
-            finish_reason=request.finish_reason if self._stop is None else FinishReason.STOP,
-            stop_reason=self._stop or _stop_token(request),
+            token_ids=tuple(request.output[: self.length]),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs[: self.length]),
             metrics=request.metrics,
         )
-
-    def _read(self, tokens: list[int]) -> str:
-        if self._text is not None:
-            return self._text.text
-        return self._tokenizer.decode(tokens) if self._tokenizer else ""
 
     @property
     def _stop(self) -> str | None:

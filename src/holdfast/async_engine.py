@@ -56,7 +56,7 @@ class AsyncLLM:
 
     def default_params(self) -> SamplingParams:
         """What the model's generation_config.json advises; used wherever no params are given."""
-        return self._service.default_params()
+        return self._service.intake.default_params()
 
     async def generate(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
@@ -105,7 +105,9 @@ class AsyncLLM:
     async def _submit(self, prompt: Prompt | Sequence[Message], params: SamplingParams) -> list[Answer]:
         if self._closed:
             raise RuntimeError("this AsyncLLM is closed; make a new one")
-        tokens = await asyncio.to_thread(self._service.tokens, prompt)  # a long prompt must not stall others
+        tokens = await asyncio.to_thread(
+            self._service.intake.tokens, prompt
+        )  # a long prompt must not stall others
         async with self._between_steps:
             answers = self._service.submit(tokens, params, streaming=True)
         news = asyncio.Event()

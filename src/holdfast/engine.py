@@ -36,6 +36,8 @@ class Engine:
         self._overlap = overlap
         self._inflight: InFlight | None = None
         self._failure: BaseException | None = None
+        self.findings = 0
+        """Of the sanitizer, since the start."""
 
     def submit(self, request: Request) -> None:
         """Raises Rejected if the request can never run."""
@@ -90,6 +92,7 @@ class Engine:
         if inflight is None:
             return []
         result: StepResult = inflight.result()
+        self.findings += len(result.findings)
         for finding in result.findings:
             logger.error("%s", finding)
         return self.scheduler.collect(result)

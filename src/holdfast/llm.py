@@ -29,7 +29,7 @@ class LLM:
         self._service = Service(model, options)
         self._engine = self._service.engine
         self.config = self._service.config
-        self.tokenizer = self._service.tokenizer
+        self.tokenizer = self._service.intake.tokenizer
 
     @property
     def capacity(self) -> CapacityPlan:
@@ -51,7 +51,7 @@ class LLM:
 
     def default_params(self) -> SamplingParams:
         """What the model's generation_config.json advises; used wherever no params are given."""
-        return self._service.default_params()
+        return self._service.intake.default_params()
 
     def generate(
         self,
@@ -98,7 +98,7 @@ class LLM:
         """The next turn of one conversation, or of several, by the model's own chat template."""
         conversations = as_conversations(messages)
         return self.generate(
-            [self._service.tokens(each) for each in conversations], params, progress=progress
+            [self._service.intake.tokens(each) for each in conversations], params, progress=progress
         )
 
     def _run(self, answers: list[Answer], show: bool | None) -> None:

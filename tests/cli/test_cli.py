@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run the command with this model and these lines of input; `terminal` types them at the prompt."""
 
     def run(llm: FakeLLM, *argv: str, lines: list[Any] = ["Hi"], terminal: bool = False) -> int:  # noqa: B006
-        monkeypatch.setattr(cli, "load_model", lambda *_: llm)
+        monkeypatch.setattr("holdfast.cli.chat.load_model", lambda *_: llm)
         if terminal:
             typed = iter(lines)
             monkeypatch.setattr("builtins.input", lambda _: type_in(typed))
@@ -168,7 +168,7 @@ def test_a_pipe_gets_what_the_model_says(run, capsys) -> None:
     [
         (["chat", "--temperature", "-1"], "temperature=-1.0 must be 0 (greedy) or more"),
         (["chat", "--max-tokens", "0"], "max_tokens=0 must be at least 1"),
-        (["chat", "--dtype", "fp4"], "invalid choice: 'fp4'"),
+        (["chat", "--dtype", "fp4"], "dtype='fp4' is not one of float32, bfloat16, float16"),
         ([], "COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
     ],
@@ -184,7 +184,7 @@ def test_a_model_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, capsys) 
     def refuse(*_: object) -> None:
         raise ValueError("nowhere is not a directory")
 
-    monkeypatch.setattr(cli, "load_model", refuse)
+    monkeypatch.setattr("holdfast.cli.chat.load_model", refuse)
     assert cli.main(["chat", "nowhere"]) == 1
     assert capsys.readouterr().err == "holdfast: nowhere is not a directory\n"
 

@@ -23,7 +23,7 @@ class Endless:
             time.sleep(0.01)
             yield types.SimpleNamespace(text="word " * count)
 
-cli.load_model = lambda *_: Endless()
+cli.chat.load_model = lambda *_: Endless()
 sys.exit(cli.main(["chat"]))
 """
 CTRL_C, CTRL_D = b"\x03", b"\x04"

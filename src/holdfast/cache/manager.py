@@ -223,6 +223,9 @@ class CacheManager:
             num_pages=self._limits.num_pages,
             num_slots=self._limits.num_slots,
             num_checkpoints=self._limits.num_checkpoints,
+            free_rows=len(self._rows),
+            free_pages=len(self._pages.free),
+            free_slots=len(self._slots.free),
         )
 
     def reset(self) -> None:
@@ -332,6 +335,7 @@ class CacheManager:
             path.append(self._tree.publish(path[-1] if path else None, label, page, holding.row))
 
     def _advance(self, holding: Holding, result: RowResult) -> None:
+        self.counters.folds += result.base > holding.base
         holding.position, holding.base = result.position, result.base
         if holding.reading and holding.base > holding.reading.position:
             self._checkpoints.stop_reading(holding)

@@ -34,6 +34,8 @@ class CacheCounters:
     """Evicted together with the page that they belong to."""
     replaced_checkpoints: int = 0
     """Given up for a better one on the same path."""
+    folds: int = 0
+    """Results after which a row's checkpoint stood further than before."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class CacheStats:
     num_slots: int
     num_checkpoints: int
     """Slots that running requests never take from checkpoints."""
+    free_rows: int
+    free_pages: int
+    """Neither a request's nor the tree's."""
+    free_slots: int
 
     @property
     def hit_rate(self) -> float:

@@ -1,0 +1,1 @@
+"""How fast: an engine alone, and any OpenAI-compatible server under load."""

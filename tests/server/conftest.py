@@ -1,0 +1,39 @@
+"""One server for all tests that leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from holdfast import LLM
+
+from .running import KEY, Running
+
+ENGINE: dict[str, Any] = dict(exact=True, max_num_seqs=16, max_model_len=512, num_pages=160)
+FLAGS = ("--exact", "--max-num-seqs", "16", "--max-model-len", "512", "--num-pages", "160")
+LIMITS = ("--max-queue", "48", "--max-body", "1MiB", "--max-output-tokens", "400", "--read-timeout", "2")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    log = tmp_path_factory.mktemp("server") / "log.jsonl"
+    running = Running(*FLAGS, *LIMITS, "--api-key", f"other,{KEY}", log=str(log))
+    try:
+        running.wait_for(200)
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def offline() -> LLM:
+    """The same engine without a server."""
+    return LLM(None, **ENGINE)
