@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.random_model import random_model
 
 from holdfast import LLM
 
@@ -36,4 +37,4 @@ def client(server: Running) -> openai.OpenAI:
 @pytest.fixture(scope="session")
 def offline() -> LLM:
     """The same engine without a server."""
-    return LLM(None, **ENGINE)
+    return LLM(random_model(), **ENGINE)

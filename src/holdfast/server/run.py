@@ -21,8 +21,6 @@ from .messages import Start
 from .metrics import Metrics
 from .options import ServerOptions
 
-BUILT_IN = "builtin"
-
 
 def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> int:
     """0: it was told to stop, and did. 1: the engine could not start, or died twice."""
@@ -35,8 +33,8 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
     directory = find_model(model)
     metrics, intake = Metrics(), Intake(directory, config.seed)
     client = EngineClient(Start(str(directory), config, log), intake, metrics)
-    name = options.served_model_name or (Path(model).name if model and Path(model).exists() else model)
-    api = Api(name or BUILT_IN, options, intake, client, metrics)
+    name = options.served_model_name or (model if model and not Path(model).exists() else directory.name)
+    api = Api(name, options, intake, client, metrics)
     failures: list[str] = []
 
     def give_up(reason: str) -> None:
