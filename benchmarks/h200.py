@@ -151,7 +151,9 @@ def measure(name: str, args: argparse.Namespace, copy: float, matmul: float) -> 
         first = time.perf_counter() - begun
         print(f"{name}: loaded and recorded in {loaded:.1f} s, first token after {first:.1f} s", flush=True)
         for batch in args.batches:
-            timed(llm, prompts(batch, args.prompt, config["vocab_size"], 1), 8)
+            timed(
+                llm, prompts(batch, args.prompt, config["vocab_size"], 1), args.out // 2
+            )  # compiles what is left
             ones, halves, wholes = [], [], []
             for rep in range(args.reps):
                 given = prompts(batch, args.prompt, config["vocab_size"], 2 + rep)
@@ -183,7 +185,7 @@ def measure(name: str, args: argparse.Namespace, copy: float, matmul: float) -> 
         if not args.unchecked:
             eager = make_llm(directory, args, eager=True)
             for row in found:
-                expected = timed(eager, row["given"], CHECKED)[1]
+                expected = [line[:CHECKED] for line in timed(eager, row["given"], args.out)[1]]
                 row["equal"] = sum(a == b for a, b in zip(expected, row["tokens"], strict=True))
                 print(
                     f"{name}, batch {row['batch']}: {row['equal']} equal to the engine that records nothing"

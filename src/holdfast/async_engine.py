@@ -13,7 +13,7 @@ from .answer import Answer, make_output, raise_corruption
 from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .prompts import Message, Prompt
-from .request import RequestOutput, SamplingParams
+from .request import Acceptance, RequestOutput, SamplingParams
 from .service import Service
 
 
@@ -48,6 +48,10 @@ class AsyncLLM:
     def cache_stats(self) -> CacheStats:
         """What prefix reuse did so far, and what it holds."""
         return self._service.engine.scheduler.cache_stats()
+
+    def speculation_stats(self) -> Acceptance:
+        """Drafts so far, and how many of them were accepted."""
+        return self._service.engine.scheduler.speculation_stats()
 
     async def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Requests that run keep what they have; none will resume from it."""

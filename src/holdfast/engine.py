@@ -106,10 +106,13 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    recorded = device.type == "cuda" and not config.eager and config.sanitizer == "off"
-    shapes = uniform_shapes(capacity.limits) if recorded and ensemble.model.ops.recordable else ()
+    uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.model.ops.recordable
+    shapes = (
+        uniform_shapes(capacity.limits) if uniform else ()
+    )  # also where nothing is recorded: the same bits
     runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer, shapes=shapes)
-    runner.record()
+    if not config.eager:
+        runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     scheduler = Scheduler(capacity.limits, cache)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

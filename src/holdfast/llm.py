@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,7 @@ class LLM:
 
     def speculation_stats(self) -> Acceptance:
         """Drafts so far, and how many of them were accepted; of one answer, its `metrics.speculation` tells."""
-        found = self._service.engine.scheduler.speculation
-        return replace(found, accepted_at=list(found.accepted_at))
+        return self._service.engine.scheduler.speculation_stats()
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Requests that run keep what they have; none will resume from it."""

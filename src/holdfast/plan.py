@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .corruption import Finding
 from .ids import Page, Row, Slot
@@ -53,8 +54,11 @@ NO_CHOICE = Window(bonus=False)
 """Of work that ends before the last token known."""
 
 
-@dataclass(frozen=True)
-class RowWork:
+BONUS = Window()
+"""Of work without drafts."""
+
+
+class RowWork(NamedTuple):
     """Tokens that one row absorbs in this step. Where it stands is the device's to know."""
 
     row: Row
@@ -111,8 +115,7 @@ class StepPlan:
         return sum(w.tokens for w in self.work)
 
 
-@dataclass(frozen=True)
-class RowResult:
+class RowResult(NamedTuple):
     row: Row
     generation: int
     position: int

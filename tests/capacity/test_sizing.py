@@ -32,7 +32,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stamps": {"sanitizer": "stamps", "memory": "5MiB", "max_num_batched_tokens": 64},
     "full": {"sanitizer": "full", "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
 }
+DRAFTERS = {"mtp": (), "standalone": ("model",)}
 SMALL = {"max_num_seqs": 3, "load_format": "dummy"}
+
+
+def drafting(method: str, directory: Path) -> dict[str, Any]:
+    """The model drafts for itself."""
+    further = {option: str(directory) for option in DRAFTERS[method]}
+    config = {"method": method, "num_speculative_tokens": 3, **further}
+    return {"speculative_config": config, "sanitizer": "full"}
 
 
 def live_tensors() -> list[Tensor]:
@@ -50,17 +58,18 @@ def build(directory: Path, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("model", "option"), [*product(TINY, OPTIONS), *((model, "drafts") for model in ZOO)]
+    ("model", "option"),
+    [*product(TINY, OPTIONS), *((model, "drafts") for model in ZOO), *product(["qwen3_5"], DRAFTERS)],
 )
 def test_every_part_is_what_is_allocated(tmp_path: Path, model: str, option: str) -> None:
     directory = write(tmp_path / "model", EVERY[model])
     before = live_tensors()  # held, so that no new tensor can take the place of one of them
-    engine = build(directory, **OPTIONS[option])
+    engine = build(directory, **OPTIONS[option] if option in OPTIONS else drafting(option, directory))
     known = {id(tensor) for tensor in before}
     allocated = storage_bytes([tensor for tensor in live_tensors() if id(tensor) not in known])
 
     parts, runner = engine.capacity.parts, engine.runner
-    assert parts.weights == storage_bytes(list(runner.model.parameters()))
+    assert parts.weights == storage_bytes(list(runner.ensemble.parameters()))
     assert parts.kv == runner.kv.nbytes
     assert parts.checkpoints == runner.state.slot_bytes
     assert parts.journals == runner.state.row_bytes
@@ -165,11 +174,16 @@ def test_the_recurrent_state_of_an_80b_hybrid(tmp_path: Path) -> None:
         "linear_value_head_dim": 128,
     }
     directory = write(tmp_path / "model", shape)
-    config = EngineConfig(
-        memory="80GiB", dtype="bfloat16", speculative_config=dict(method="ngram", num_speculative_tokens=4)
-    )
-    units = Blueprint(directory, config).capacity.units
-    assert units.checkpoint / 2**20 == pytest.approx(73.7, abs=0.05)
-    assert units.kv_token == 12 * 2 * 2 * 256 * 2
-    assert units.row / 2**20 == pytest.approx(25, abs=0.5)
-    assert 4 * units.draft_token / 2**20 == pytest.approx(10, abs=0.5)
+    for method in ("ngram", "mtp"):
+        config = EngineConfig(
+            memory="80GiB",
+            dtype="bfloat16",
+            speculative_config=dict(method=method, num_speculative_tokens=4),
+        )
+        capacity = Blueprint(directory, config).capacity
+        units = capacity.units
+        assert units.checkpoint / 2**20 == pytest.approx(73.7, abs=0.05)
+        assert units.kv_token == (12 + (method == "mtp")) * 2 * 2 * 256 * 2
+        assert 24 < units.row / 2**20 < 26, "snapshots of four drafts alone would take 288"
+        assert 9 < 4 * units.draft_token / 2**20 < 11
+        assert "; 4 drafts take 10" in capacity.render()

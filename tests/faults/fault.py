@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.config import SpeculativeConfig
+
 QWEN, LFM2, QWEN3, MAMBA2 = "qwen3_5", "lfm2", "qwen3", "mamba2"
 """Gated delta nets with attention; short convolutions with attention; attention alone; state spaces alone."""
 
@@ -34,10 +36,12 @@ class Scene:
     model: str = QWEN
     asks: tuple[Ask, ...] = MIXED
     options: Mapping[str, Any] = field(default_factory=dict)
+    drafts: int = 0
+    """Made by the model itself, every third of them spoilt."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.model, self.asks, tuple(sorted(self.options.items())))
+        return (self.model, self.asks, tuple(sorted(self.options.items())), self.drafts)
 
 
 ALONE = Scene(options=dict(enable_prefix_caching=False))
@@ -46,11 +50,14 @@ WINDOWS = Scene(
     asks=(Ask(80, 30), Ask(21, 40), Ask(37, 30)),
     options=dict(
         enable_prefix_caching=False,
-        speculative_config=dict(method="ngram", num_speculative_tokens=4),
+        speculative_config=SpeculativeConfig("ngram", 4),
         max_num_batched_tokens=5,
     ),
 )
 """Prompts come in windows of five tokens, which pass lines in the middle."""
+
+SPECULATING = Scene(asks=(Ask(40, 40), Ask(21, 30), Ask(30, 36)), drafts=4)
+"""Of each window some drafts are accepted, and some are not."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from tests.models.conformance import Tiny
+from tests.spec.drafters import spoil_drafts
 
 from holdfast.config import EngineConfig
 from holdfast.corruption import Finding, StateCorruption
@@ -94,8 +95,18 @@ def weights(name: str, device: str) -> CausalLM:
 
 
 def make_engine(scene: Scene, sanitizer: str) -> Engine:
-    config = EngineConfig(**{**OPTIONS, **scene.options}, sanitizer=sanitizer)
-    return build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
+    options = {**OPTIONS, **scene.options}
+    if scene.drafts:
+        options["speculative_config"] = {
+            "method": "standalone",
+            "model": str(model_dir(scene.model)),
+            "num_speculative_tokens": scene.drafts,
+        }
+    config = EngineConfig(**options, sanitizer=sanitizer)
+    engine = build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
+    if scene.drafts:
+        spoil_drafts(engine)
+    return engine
 
 
 def make_requests(asks: tuple[Ask, ...]) -> list[Request]:
@@ -130,8 +141,8 @@ def run(scene: Scene, sanitizer: str = "off") -> Outcome:
 
 @functools.cache
 def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
-    model, asks, options = key
-    return run(Scene(model, asks, dict(options)), sanitizer)  # type: ignore[arg-type, call-overload]
+    model, asks, options, drafts = key
+    return run(Scene(model, asks, dict(options), drafts), sanitizer)  # type: ignore[arg-type, call-overload]
 
 
 def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.cache.manager import CacheManager
+from holdfast.config import SpeculativeConfig
 from holdfast.executor.inputs import Lanes
 from holdfast.memory.state_pool import Committed, StatePool
 from holdfast.ops.step import Export, StateStep
@@ -18,7 +19,7 @@ from .fault import QWEN3, Ask, Fault, Scene, wrap
 
 IN_WINDOWS = Scene(
     asks=(Ask(90, 10, shared=64), Ask(80, 10, shared=64, after=40), Ask(66, 20, shared=64, after=80)),
-    options=dict(speculative_config=dict(method="ngram", num_speculative_tokens=4), max_num_batched_tokens=5),
+    options=dict(speculative_config=SpeculativeConfig("ngram", 4), max_num_batched_tokens=5),
 )
 EXPORTED = Scene(
     asks=(Ask(140, 10, shared=128), Ask(135, 20, shared=128, after=14), Ask(131, 20, shared=128, after=40))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.config import SpeculativeConfig
+
 from .fault import LFM2, MAMBA2, MIXED, QWEN, QWEN3, Ask, Scene
 from .harness import healthy, one_thread
 
@@ -25,9 +27,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "no-reuse": dict(enable_prefix_caching=False),
     "pre-empted": dict(num_pages=20),
     "few-slots": dict(num_slots=5),
-    "windows": dict(
-        speculative_config=dict(method="ngram", num_speculative_tokens=4), max_num_batched_tokens=5
-    ),
+    "windows": dict(speculative_config=SpeculativeConfig("ngram", 4), max_num_batched_tokens=5),
     "large-pages": dict(page_size=64, num_pages=24),
     "small-steps": dict(max_num_batched_tokens=33),
     "exact": dict(exact=True, max_num_batched_tokens=33),

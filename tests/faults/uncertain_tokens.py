@@ -1,4 +1,4 @@
-"""Windows whose tokens may be rejected. No drafter exists yet, so these are shown on the state pool alone."""
+"""Windows whose tokens may be rejected: what is accepted, and what must not outlive a rejection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.executor import speculation
+from holdfast.executor.runner import Runner
 from holdfast.memory.state_pool import StatePool
+from holdfast.ops.acceptance import reference as acceptance
 from holdfast.ops.step import StateStep
 
 from .contracts import mixed_traffic, trees
-from .fault import Fault, wrap
+from .fault import SPECULATING, Fault, wrap
 
 POOL = "tests/memory/test_journal.py"
 
@@ -59,6 +62,54 @@ def _one_was_accepted(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, StatePool, "begin", believing)
 
 
+def _accept_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(acceptance, "count_accepted", lambda *, drafts, chosen, count: count)
+
+
+def _host_position(patch: pytest.MonkeyPatch) -> None:
+    """The host's count of tokens is that of a row whose drafts are all accepted."""
+
+    def optimistic(make: Callable[..., Any]) -> Callable[..., Any]:
+        def other(runner: Runner, lanes: Any) -> Any:
+            position = torch.tensor([work.position for work in lanes.work])
+            cursors = runner.state.cursors
+            cursors.length[lanes.rows] = position - cursors.base[lanes.rows]
+            return make(runner, lanes)
+
+        return other
+
+    wrap(patch, Runner, "_batch", optimistic)
+
+
+def _drafting_commits(patch: pytest.MonkeyPatch) -> None:
+    def moving(propose: Callable[..., Any]) -> Callable[..., Any]:
+        def other(speculation: Any, *given: Any) -> Any:
+            drafted = propose(speculation, *given)
+            if drafted is not None:
+                state = drafted.step.state
+                ahead = state.look_ahead(rows=drafted.step.rows, by=0)
+                state.commit(step=ahead, accepted=ahead.counts)
+            return drafted
+
+        return other
+
+    wrap(patch, speculation.Speculation, "propose", moving)
+
+
+def _drafts_over_the_bonus(patch: pytest.MonkeyPatch) -> None:
+    def early(propose: Callable[..., Any]) -> Callable[..., Any]:
+        def other(speculation: Any, *given: Any) -> Any:
+            drafted = propose(speculation, *given)
+            if drafted is not None:
+                step = drafted.step
+                speculation._tables.tokens[step.rows, step.position] = drafted.draft.tokens[:, 0]
+            return drafted
+
+        return other
+
+    wrap(patch, speculation.Speculation, "propose", early)
+
+
 def _path_not_moved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePool, "compact", lambda pool, *, step, path, accepted: None)
 
@@ -76,17 +127,49 @@ FAULTS = (
         "rejected-tokens-kept",
         "vLLM #57128",
         "the state goes on from tokens that were rejected",
-        POOL,
+        "stamps",
         _accepting(lambda step, accepted: step.counts),
-        contract=mixed_traffic,
+        SPECULATING,
     ),
     Fault(
         "bonus-counted-twice",
         "SGLang #25029",
         "one token more is accepted than was, if there is one",
-        POOL,
+        "stamps",
         _accepting(lambda step, accepted: torch.minimum(accepted + 1, step.counts)),
-        contract=mixed_traffic,
+        SPECULATING,
+    ),
+    Fault(
+        "drafts-never-compared",
+        "a class of many",
+        "every draft is accepted, whatever was chosen in its place",
+        "stamps",
+        _accept_all,
+        SPECULATING,
+    ),
+    Fault(
+        "hopes-of-the-host",
+        "vLLM #42792",
+        "the host's count, in which every draft is accepted, says where a row's state is",
+        "stamps",
+        _host_position,
+        SPECULATING,
+    ),
+    Fault(
+        "drafting-moves-cursors",
+        "a class of many",
+        "the first token that a drafter looks ahead at counts as absorbed",
+        "stamps",
+        _drafting_commits,
+        SPECULATING,
+    ),
+    Fault(
+        "draft-over-the-bonus",
+        "SGLang #25029",
+        "drafts begin where the bonus token stands, as if it had not been counted",
+        "stamps",
+        _drafts_over_the_bonus,
+        SPECULATING,
     ),
     Fault(
         "zero-drafts-after-many-accepted",

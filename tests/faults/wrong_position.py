@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.executor.runner import Runner
+from holdfast.executor.speculation import Speculation
 from holdfast.layers.delta_net import DeltaNet
 from holdfast.memory.state_pool import StatePool
 from holdfast.ops import journal
@@ -96,18 +96,17 @@ def _tail_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def _token_a_place_early(patch: pytest.MonkeyPatch) -> None:
-    def early(choose: Callable[..., Any]) -> Callable[..., Any]:
-        def other(runner: Runner, hidden: Any, batch: Any, lanes: Any) -> Any:
-            chosen = choose(runner, hidden, batch, lanes)
-            rows = lanes.rows[lanes.sampled]
-            position = (batch.step.position + batch.step.counts)[lanes.sampled]
-            table = runner.tables.tokens
-            table[rows, position], table[rows, position - 1] = table[rows, position - 1], chosen.tokens
-            return chosen
+    def early(verify: Callable[..., Any]) -> Callable[..., Any]:
+        def other(speculation: Speculation, step: StateStep, lanes: Any, chosen: Any) -> Any:
+            verified = verify(speculation, step, lanes, chosen)
+            rows, table = lanes.choices.drafts.tell, speculation._tables.tokens
+            position = (step.position + step.counts)[lanes.choices.drafts.lane]
+            table[rows, position], table[rows, position - 1] = table[rows, position - 1], chosen
+            return verified
 
         return other
 
-    wrap(patch, Runner, "_choose", early)
+    wrap(patch, Speculation, "verify", early)
 
 
 FAULTS = (

@@ -39,8 +39,11 @@ def text(number: int, length: int) -> list[int]:
     return tokens
 
 
-def ngram(drafts: int) -> dict[str, Any] | None:
-    return {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
+def drafters(model: str) -> list[dict[str, Any] | None]:
+    """None; the model itself, which is as often right as it may; one with state that is seldom right; no model."""
+    itself = {"method": "standalone", "num_speculative_tokens": 3, "model": model}
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    return [None, itself, {**itself, "num_speculative_tokens": 1, "model": "gated-delta"}, ngram]
 
 
 @st.composite
@@ -59,7 +62,7 @@ def engines(draw: st.DrawFn, model: str) -> Event:
         max_num_seqs=rows,
         num_slots=None if model == "attention" else rows + draw(st.sampled_from([3, 1, 0, 12])),
         max_num_batched_tokens=draw(st.sampled_from([24, 256, 64, 7, 3])),
-        speculative_config=draw(st.sampled_from([None, ngram(1), ngram(fold_every - 1)])),
+        speculative_config=draw(st.sampled_from(drafters(model))),
         overlap=draw(st.booleans()),
         backend=draw(st.sampled_from(["reference", "reference_kv"])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),

@@ -15,6 +15,8 @@ from holdfast.memory.state_pool import StatePool
 from holdfast.plan import RowStart
 
 MUST_HAPPEN = (
+    "accepted drafts",
+    "rejected drafts",
     "cancelled after its end",
     "cancelled in flight",
     "cancelled running",

@@ -163,7 +163,7 @@ class Harness:
         assert oldest in seats and not oldest.leaving, "the oldest was pre-empted"
         if plan is None or oldest.row not in {work.row for work in plan.work}:
             assert self.device.in_flight, "the oldest waits for nothing"
-            if self.scheduler._is_full(oldest.request):
+            if oldest.request.known >= oldest.most_tokens:
                 return
             returning = self.cache.returning or self.scheduler._ended
             assert returning or any(map(self._is_going, seats)), "the oldest was passed over"

@@ -87,6 +87,18 @@ def test_a_budget_is_for_drafts_too(budget: int, drafts: int) -> None:
     assert work.window == Window(drafts)
 
 
+@pytest.mark.parametrize(
+    ("budget", "drafts"), [(12, [3, 3, 3]), (8, [3, 2, 0]), (6, [3, 0, 0]), (3, [0, 0, 0])]
+)
+def test_no_draft_takes_the_place_of_a_token_that_is_known(budget: int, drafts: list[int]) -> None:
+    """Of three rows each gets on; the drafts that the budget has left go to the oldest."""
+    harness = Harness(make_limits(fold_every=4, max_window=4, max_num_batched_tokens=12))
+    harness.submit(*(make_request(id_, (token, 5), max_tokens=16) for token, id_ in enumerate("abc", 1)))
+    harness.turn()
+    harness.scheduler._limits = make_limits(fold_every=4, max_window=4, max_num_batched_tokens=budget)
+    assert [work.window.drafts for work in planned(harness).work] == drafts
+
+
 def test_what_follows_a_stop_is_dropped_with_its_log_probabilities() -> None:
     harness, request = begun(max_tokens=20, stop_token_ids=(9,))
     first, second = planned(harness), planned(harness)
@@ -109,6 +121,20 @@ def test_nothing_after_a_stop_is_published() -> None:
     assert request.output == [7, 9]
     assert harness.cache.match(make_request("b", (1, 2, 3, 7, 9))).kv_len == 4
     assert harness.cache.match(make_request("c", (1, 2, 3, 7, 9, 10, 11, 12, 13))).kv_len == 4
+
+
+def test_nothing_after_an_end_that_only_the_text_shows_is_published() -> None:
+    """A stop string in the middle of a window, with the next one in flight."""
+    harness = Harness(LIMITS, prefix_reuse=True)
+    request = make_request("a", (1, 2, 3))
+    harness.submit(request)
+    plans = [planned(harness) for _ in range(3)]
+    answer(harness, plans[0], 3, 7, proposed=0)
+    answer(harness, plans[1], 7, 8, 9, 10, 11)
+    assert harness.scheduler.finish("a", FinishReason.STOP, kept=2)
+    assert request.output == [7, 8]
+    answer(harness, plans[2], 11, 12, 13, 14, 15)
+    assert harness.cache.match(make_request("b", (1, 2, 3, 7, 8, 9, 10, 11, 12))).kv_len == 4
 
 
 def test_acceptance_is_counted_for_each_request_and_for_all() -> None:

@@ -35,6 +35,8 @@ LONG = [
     Lane(6, 40),
 ]
 """Contexts of more than one split; empty lanes and padding among them."""
+FLOAT32 = 2e-6 if DEVICE.type == "cpu" else 5e-6
+"""A GPU multiplies float32 as three products of 11 bits each: 2^-21 of a score, and scores here reach 5."""
 UNTOUCHED = 1234.0
 """In outputs; NaN would not tell that a lane of padding was written what it found in page 0."""
 
@@ -53,7 +55,7 @@ def on_device(step: StateStep) -> StateStep:
     moved = {name: getattr(step, name).to(DEVICE) for name in names}
     if step.tree is not None:
         moved["tree"] = Tree(step.tree.ancestors.to(DEVICE), step.tree.depths.to(DEVICE))
-    return replace(step, **moved)
+    return replace(step, _made={}, **moved)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,7 +64,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 def agree(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert torch.equal(got.isnan(), wanted.isnan()), "written where nothing should be, or not where it should"
-    tolerance = 2e-6 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
+    tolerance = FLOAT32 if dtype is torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(
         got.double().nan_to_num(), wanted.double().nan_to_num(), rtol=tolerance, atol=tolerance
     )
@@ -90,10 +92,10 @@ def attend(
     if value_dim is not None:
         pool = KVState(pool.keys, pool.keys[..., :0])
     queries, table = paged.queries.to(DEVICE, dtype), paged.table.to(DEVICE)
-    step = on_device(make_step(lanes, tree=tree))
-    wanted = reference.paged_attention(queries, pool, table, step, SCALE, value_dim=value_dim, exact=False)
+    step, scale = on_device(make_step(lanes, tree=tree)), dim**-0.5
+    wanted = reference.paged_attention(queries, pool, table, step, scale, value_dim=value_dim, exact=False)
     out = torch.full_like(wanted, UNTOUCHED)
-    twin.paged_attention(queries, pool, table, step, SCALE, value_dim=value_dim, out=out, splits=splits)
+    twin.paged_attention(queries, pool, table, step, scale, value_dim=value_dim, out=out, splits=splits)
     agree(out, wanted.masked_fill(wanted.isnan(), UNTOUCHED), dtype)
 
 
@@ -131,7 +133,7 @@ def test_values_may_be_channels_of_what_is_kept_as_keys(value_dim: int) -> None:
 
 @everywhere
 @pytest.mark.parametrize("splits", [1, 7])
-@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize("heads", [(6, 2), (8, 1)], ids=str)
 @pytest.mark.parametrize("dim", [5, 64])
 @pytest.mark.parametrize("page", [1, 64])
 def test_every_shape(splits: int, heads: tuple[int, int], dim: int, page: int) -> None:

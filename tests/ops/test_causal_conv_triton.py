@@ -40,7 +40,7 @@ FOLD_TO = [1, 10, 0, 3, 4, 5, 6, 0, 7, 8]
 
 def on_device(step: StateStep) -> StateStep:
     names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def pools(channels: int, width: int, seed: int) -> tuple[ConvState, ConvState]:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from holdfast.ops import journal
+from holdfast.ops.backend import Ops
+from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.gated_delta.reference import GatedDelta
-from holdfast.ops.places import TemporalState
+from holdfast.ops.places import ConvState, TemporalState
 from holdfast.ops.step import StateStep
 
-from .steps import GRID, WINDOW, Heads, Lane, delta_inputs, delta_pool, make_step, seeded
+from .steps import GRID, WINDOW, Heads, Lane, conv_pool, delta_inputs, delta_pool, make_step, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.gated_delta import triton as twin
@@ -28,12 +30,14 @@ KV = (0, 1, 3, 2)
 
 def on_device(step: StateStep) -> StateStep:
     names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
-def filled_pool(heads: Heads, lanes: list[Lane], seed: int, dtype: torch.dtype, decay: str) -> TemporalState:
+def filled_pool(
+    heads: Heads, lanes: list[Lane], seed: int, dtype: torch.dtype, decay: str, beside: int = BESIDE
+) -> TemporalState:
     """Checkpoints and entries where the lanes have them, NaN everywhere else."""
-    rows, slots = max(lane.row for lane in lanes), max(lane.slot for lane in lanes) + BESIDE
+    rows, slots = max(lane.row for lane in lanes), max(lane.slot for lane in lanes) + beside
     pool = delta_pool(rows, slots, heads, dtype=dtype, swapped=True)
     generator = seeded(seed)
     for number, lane in enumerate(lanes):
@@ -109,6 +113,59 @@ def test_a_narrow_checkpoint_is_rounded_before_it_is_used() -> None:
 def test_a_step_of_nothing_but_folds() -> None:
     lanes = [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)]
     compare(Heads(1, 1, 16, 4), lanes, seed=6, dtype=torch.float32, decay="mild")
+
+
+def decoding(heads: Heads, copies: int) -> None:
+    """From projections to outputs, beside the reference; so many times the lanes."""
+    width = 4
+    lanes = [
+        replace(lane, row=lane.row and lane.row + 10 * i, slot=lane.slot and lane.slot + 10 * i)
+        for i in range(copies)
+        for lane in lanes_at(1, 3 + i)
+    ]
+    step = make_step(lanes, write_slots=[lane.slot + BESIDE * copies for lane in lanes])
+    keys, values = heads.keys * heads.key_dim, heads.values * heads.value_dim
+    tokens, channels = sum(lane.count for lane in lanes), 2 * keys + values
+    generator = seeded(5)
+    conv = conv_pool(10 * copies, 10 * copies + BESIDE * copies, channels, width)
+    for lane in lanes:
+        if lane.row and lane.base:
+            conv.saved[lane.slot] = torch.randn(width - 1, channels, generator=generator)
+        for position in range(max(lane.base, lane.position - conv.ring.shape[1]), lane.position):
+            conv.ring[lane.row, position % conv.ring.shape[1]] = torch.randn(channels, generator=generator)
+    wide = torch.randn(tokens, channels + 2 * heads.values, generator=generator)
+    inputs = DeltaInputs(*wide.split((channels, heads.values, heads.values), -1))
+    weights = DeltaWeights(
+        torch.randn(channels, width, generator=generator),
+        torch.randn(heads.values, generator=generator),
+        torch.randn(heads.values, generator=generator),
+        1.0,
+    )
+    pool = filled_pool(heads, lanes, 9, torch.float32, "mild", BESIDE * copies)
+    there, found = copy(pool), ConvState(conv.saved.to(DEVICE), conv.ring.to(DEVICE))
+    if DEVICE.type == "cpu":
+        found = ConvState(conv.saved.clone(), conv.ring.clone())
+    pool = TemporalState(pool.saved.cpu(), {name: x.cpu() for name, x in pool.journal.items()})
+    wanted = Ops("kv", {"gated_delta": twin.ORDER}).delta_net(inputs, weights, conv, pool, step)
+    moved = DeltaInputs(*(x.to(DEVICE) for x in (inputs.qkv, inputs.b, inputs.a)))
+    other = DeltaWeights(*(x.to(DEVICE) for x in (weights.conv, weights.a_log, weights.dt_bias)), 1.0)
+    out = torch.full((tokens, heads.values, heads.value_dim), torch.nan, device=DEVICE)
+    twin.decode(moved, other, found, there, on_device(step), out, eps=1e-6)
+    agree(out.cpu(), wanted, 5e-6)
+    agree(there.saved.cpu(), pool.saved, 5e-6)
+    for name, ring in pool.journal.items():
+        agree(there.journal[name].cpu(), ring, 5e-6)
+    agree(found.saved.cpu(), conv.saved, 5e-6)
+    agree(found.ring.cpu(), conv.ring, 5e-6)
+
+
+def test_a_token_goes_from_projection_to_output() -> None:
+    decoding(Heads(1, 2, 16, 16), 1)
+
+
+def test_with_many_lanes_folds_have_a_launch_of_their_own() -> None:
+    assert 5 * len(lanes_at(1, 1)) > twin.FEW_LANES
+    decoding(Heads(1, 1, 16, 16), 5)
 
 
 @everywhere

@@ -12,7 +12,18 @@ from torch.nn.functional import normalize
 from holdfast.ops.kda.reference import KDA
 
 from .steps import GRID, Lane, seeded
-from .twins import BLOCKS, DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import (
+    BLOCKS,
+    DEVICE,
+    EXPORTED,
+    NARROW,
+    RUNS,
+    Twin,
+    assert_nothing_waited_for,
+    compare,
+    decays,
+    windows_at,
+)
 
 pytest.importorskip("triton")
 from holdfast.ops.kda import triton as kda
@@ -79,13 +90,25 @@ def test_long_runs_equal_the_reference(decay: str) -> None:
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:
-    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="weak")
 
 
 @everywhere
-@pytest.mark.parametrize("shape", [(2, 16, 6), (1, 20, 40), (3, 32, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 16, 6), (1, 20, 40)], ids=str)
+def test_every_shape(shape: tuple[int, int, int]) -> None:
+    for window in (1, 4):
+        compare(twin(*shape), windows_at(window, window), seed=window, decay="mild")
+    compare(twin(*shape), RUNS[:5], seed=9, exports=EXPORTED[:3])
+
+
+@everywhere
 @pytest.mark.parametrize("decay", ["weak", "mild", "strong", "violent", "mixed"])
-def test_every_shape_and_decay(shape: tuple[int, int, int], decay: str) -> None:
+def test_every_decay(decay: str) -> None:
     for window in (1, 2, 4):
-        compare(twin(*shape), windows_at(window, window), seed=window, decay=decay)
-    compare(twin(*shape), RUNS, seed=9, decay=decay, exports=[(1, 64)])
+        compare(SMALL, windows_at(window, window), seed=window, decay=decay)
+    compare(SMALL, BLOCKS, seed=9, decay=decay)
+
+
+@pytest.mark.gpu
+def test_nothing_is_waited_for() -> None:
+    assert_nothing_waited_for(SMALL, RUNS, EXPORTED)

@@ -11,7 +11,18 @@ from torch import Tensor
 from holdfast.ops.selective_scan.reference import SelectiveScan
 
 from .steps import GRID, Lane, seeded
-from .twins import BLOCKS, DEVICE, EXPORTED, NARROW, RUNS, Twin, compare, decays, windows_at
+from .twins import (
+    BLOCKS,
+    DEVICE,
+    EXPORTED,
+    NARROW,
+    RUNS,
+    Twin,
+    assert_nothing_waited_for,
+    compare,
+    decays,
+    windows_at,
+)
 
 pytest.importorskip("triton")
 from holdfast.ops.selective_scan import triton as selective_scan
@@ -20,13 +31,14 @@ everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
 
 
 def draw(channels: int, states: int, count: int, seed: int, decay: str) -> dict[str, Tensor]:
-    """Time steps such that what decays at rate -1 does so by as much as `decay` says."""
+    """Time steps such that what decays at rate -1 does so by as much as `decay` says; it writes about 1."""
     generator = seeded(seed)
+    dt = -decays((count, channels), decay, generator)
     return {
-        "x": torch.randn(count, channels, generator=generator),
+        "x": torch.randn(count, channels, generator=generator) / dt.clamp(min=1e-4),
         "b": torch.randn(count, states, generator=generator),
         "c": torch.randn(count, states, generator=generator),
-        "dt": -decays((count, channels), decay, generator),
+        "dt": dt,
     }
 
 
@@ -79,13 +91,25 @@ def test_runs_equal_the_reference() -> None:
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:
-    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="mild", exports=[(0, 64)])
+    compare(SMALL, BLOCKS, seed=8, dtype=NARROW, decay="weak")
 
 
 @everywhere
 @pytest.mark.parametrize("shape", [(5, 4), (40, 16)], ids=str)
+def test_every_shape(shape: tuple[int, int]) -> None:
+    for window in (1, 4):
+        compare(twin(*shape), windows_at(window, window), seed=window, decay="mild")
+    compare(twin(*shape), RUNS[:5], seed=9, exports=EXPORTED[:3])
+
+
+@everywhere
 @pytest.mark.parametrize("decay", ["weak", "mild", "strong", "violent", "mixed"])
-def test_every_shape_and_decay(shape: tuple[int, int], decay: str) -> None:
+def test_every_decay(decay: str) -> None:
     for window in (1, 2, 4):
-        compare(twin(*shape), windows_at(window, window), seed=window, decay=decay)
-    compare(twin(*shape), RUNS, seed=9, decay=decay, exports=EXPORTED)
+        compare(SMALL, windows_at(window, window), seed=window, decay=decay)
+    compare(SMALL, BLOCKS, seed=9, decay=decay)
+
+
+@pytest.mark.gpu
+def test_nothing_is_waited_for() -> None:
+    assert_nothing_waited_for(SMALL, RUNS, EXPORTED)

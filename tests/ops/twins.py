@@ -79,7 +79,7 @@ def filled_pool(
 
 def on_device(step: StateStep) -> StateStep:
     names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, **{name: getattr(step, name).to(DEVICE) for name in names})
+    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def agree(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
@@ -118,8 +118,8 @@ def compare(
     exports: Sequence[tuple[int, int]] = (),
     grid: int = GRID,
 ) -> None:
-    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the noise
-    of float32, and far less than one rounding that is missing."""
+    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the
+    noise of float32, and far less than one rounding that is missing."""
     step = make_step(
         lanes,
         write_slots=[lane.slot + BESIDE for lane in lanes],
@@ -138,6 +138,22 @@ def compare(
         agree(found.journal[name], ring, tolerance, f"journal of {name}")
     assert isinstance(found.watch, Told) and isinstance(expected.watch, Told)
     assert found.watch.log == expected.watch.log
+
+
+def assert_nothing_waited_for(twin: Twin, lanes: Sequence[Lane], exports: Sequence[tuple[int, int]]) -> None:
+    """On a GPU: a step of windows and runs asks the device for nothing."""
+    told = tuple(Export(lane, EXPORTS + i, line) for i, (lane, line) in enumerate(exports))
+    compiled, step = (on_device(make_step(lanes, exports=told)) for _ in range(2))
+    tokens = sum(lane.count for lane in lanes)
+    inputs = {name: x.to(DEVICE) for name, x in twin.draw(tokens, 1, "mild").items()}
+    pool = filled_pool(twin, lanes, 2, torch.float32, "mild", GRID)
+    out = torch.empty(tokens, *twin.output, device=DEVICE)
+    twin.advance(inputs, pool, compiled, out)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        twin.advance(inputs, pool, step, out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def _reference(rule: Recurrence) -> Callable[[Inputs, TemporalState, StateStep, Tensor], Tensor]:

@@ -199,7 +199,7 @@ def test_stop_tokens_are_named(engines: Engines) -> None:
 
 def test_text_needs_a_tokenizer(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = engines(**ROOMY)
-    monkeypatch.setattr(llm._service, "tokenizer", None)
+    monkeypatch.setattr(llm._service.intake, "tokenizer", None)
     with pytest.raises(Rejected, match="use stop_token_ids"):
         llm.generate([[1, 2]], SamplingParams(stop="x"))
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=2))[0].text == ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.random_model import random_model
+from tests.random_model import write_random_model
 
 from holdfast import LLM
 
@@ -19,9 +20,18 @@ LIMITS = ("--max-queue", "48", "--max-body", "1MiB", "--max-output-tokens", "400
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one whose tokens are bytes, whichever is built in."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    directory.mkdir()
+    write_random_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     log = tmp_path_factory.mktemp("server") / "log.jsonl"
-    running = Running(*FLAGS, *LIMITS, "--api-key", f"other,{KEY}", log=str(log))
+    running = Running(model, *FLAGS, *LIMITS, "--api-key", f"other,{KEY}", log=str(log))
     try:
         running.wait_for(200)
         yield running
@@ -35,6 +45,6 @@ def client(server: Running) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="session")
-def offline() -> LLM:
+def offline(model: Path) -> LLM:
     """The same engine without a server."""
-    return LLM(random_model(), **ENGINE)
+    return LLM(model, **ENGINE)

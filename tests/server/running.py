@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.random_model import random_model
-
 KEY = "sesame"
 HOST = "127.0.0.1"
 
@@ -28,13 +26,12 @@ def free_port() -> int:
 
 
 class Running:
-    def __init__(self, *options: str, log: str) -> None:
+    def __init__(self, model: Path, *options: str, log: str) -> None:
         self.port, self.log = free_port(), log
-        model = [str(random_model()), "--served-model-name", "builtin"]
-        command = [sys.executable, "-m", "holdfast", "serve", *model, "--port", str(self.port)]
+        command = [sys.executable, "-m", "holdfast", "serve", str(model), "--port", str(self.port)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [*command, "--log-file", log, "--log-format", "json", *options],
+            [*command, "--log-format", "json", "--log-file", log, *options],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,14 +17,18 @@ import pytest
 
 from .running import HOST, KEY, Running, until
 
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="asks the kernel about processes, as Linux tells it"
+)
+
 SMALL = ("--max-num-seqs", "4", "--max-model-len", "4000", "--num-pages", "200", "--api-key", KEY)
 ENDLESS = {"prompt": "a", "max_tokens": 3900, "ignore_eos": True}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
+def server(model: Path, tmp_path: Path) -> Iterator[Running]:
     """One to be broken."""
-    running = Running(*SMALL, log=str(tmp_path / "log.jsonl"))
+    running = Running(model, *SMALL, "--health-timeout", "2", log=str(tmp_path / "log.jsonl"))
     yield running
     running.stop()
 
@@ -37,7 +41,7 @@ def test_an_engine_that_is_killed_is_started_once_more(server: Running) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
     stream = client.completions.create(
-        model="builtin", prompt="a", max_tokens=3900, stream=True, extra_body={"ignore_eos": True}
+        model="tiny", prompt="a", max_tokens=3900, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     whole = server.open_stream({**ENDLESS, "stream_options": {"include_usage": True}})
@@ -51,10 +55,16 @@ def test_an_engine_that_is_killed_is_started_once_more(server: Running) -> None:
     red = server.wait_for(503)
     assert red["status"] == "restarting" and "signal 9" in red["reason"]
     with pytest.raises(openai.InternalServerError, match="started again"):
-        client.completions.create(model="builtin", prompt="a", max_tokens=1)
+        client.completions.create(model="tiny", prompt="a", max_tokens=1)
     assert server.wait_for(200) == {"status": "ok", "deaths": 1}
-    assert client.completions.create(model="builtin", prompt="a", max_tokens=3).usage.completion_tokens == 3
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=3).usage.completion_tokens == 3
     assert server.metrics()["engine_deaths_total"] == 1
+
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    stuck = server.wait_for(503)
+    assert stuck == {"status": "stuck", "reason": "the engine said nothing for 2 seconds"}
+    os.kill(server.engine_pid(), signal.SIGCONT)
+    server.wait_for(200)
 
     os.kill(server.engine_pid(), signal.SIGKILL)
     dead = until(lambda: (body := server.wait_for(503))["status"] == "dead" and body)
@@ -73,8 +83,8 @@ def drained(connection: socket.socket, end: bytes) -> bytes:
     return received
 
 
-def test_a_full_disk_costs_log_lines_and_nothing_else() -> None:
-    server = Running(*SMALL, log="/dev/full")
+def test_a_full_disk_costs_log_lines_and_nothing_else(model: Path) -> None:
+    server = Running(model, *SMALL, log="/dev/full")
     try:
         server.wait_for(200)
         assert server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200

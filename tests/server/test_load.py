@@ -15,6 +15,10 @@ from holdfast.bench.http import HttpClient
 
 from .running import KEY, Running, pools_are_whole, until
 
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="asks the kernel about processes, as Linux tells it"
+)
+
 VARIANTS = 16
 """Different requests. A run sends each of them many times."""
 

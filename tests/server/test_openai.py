@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": "What is a tide?"}]
 
 def test_a_chat_is_what_the_offline_api_says(client: openai.OpenAI, offline: LLM) -> None:
     answer = client.chat.completions.create(
-        model="builtin", messages=MESSAGES, max_completion_tokens=24, temperature=0.8, seed=7
+        model="tiny", messages=MESSAGES, max_completion_tokens=24, temperature=0.8, seed=7
     )
     [expected] = offline.chat(MESSAGES, SamplingParams(max_tokens=24, temperature=0.8, seed=7))
     assert answer.choices[0].message.content == expected.text
@@ -26,7 +26,7 @@ def test_a_chat_is_what_the_offline_api_says(client: openai.OpenAI, offline: LLM
 
 def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI, offline: LLM) -> None:
     options = {
-        "model": "builtin",
+        "model": "tiny",
         "messages": MESSAGES,
         "max_tokens": 40,
         "temperature": 1.0,
@@ -56,7 +56,7 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, offline: LLM) -> Non
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=3)
     [expected] = offline.chat(MESSAGES, params)
     answer = client.chat.completions.create(
-        model="builtin", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
+        model="tiny", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
     found = answer.choices[0].logprobs.content
     assert [each.logprob for each in found] == [each.logprob for each in expected.logprobs]
@@ -69,7 +69,7 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, offline: LLM) -> Non
 
 
 def test_streamed_log_probabilities_are_those_of_the_whole(client: openai.OpenAI) -> None:
-    options = {"model": "builtin", "messages": MESSAGES, "max_tokens": 9, "seed": 5, "logprobs": True}
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9, "seed": 5, "logprobs": True}
     whole = client.chat.completions.create(**options)
     streamed = [
         scored
@@ -85,7 +85,7 @@ def test_a_prompt_is_scored(client: openai.OpenAI, offline: LLM) -> None:
     """As harnesses ask for it: token ids, echo, no answer."""
     prompt = list(b"The tide rises, the tide falls")
     [expected] = offline.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=2))
-    answer = client.completions.create(model="builtin", prompt=prompt, max_tokens=0, echo=True, logprobs=2)
+    answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=0, echo=True, logprobs=2)
     choice = answer.choices[0]
     assert choice.text == "The tide rises, the tide falls" and choice.finish_reason == "length"
     assert answer.usage.completion_tokens == 0
@@ -96,7 +96,7 @@ def test_a_prompt_is_scored(client: openai.OpenAI, offline: LLM) -> None:
 
 
 def test_echo_streams_the_prompt_first(client: openai.OpenAI, offline: LLM) -> None:
-    options = {"model": "builtin", "prompt": "Low water", "max_tokens": 5, "seed": 1, "logprobs": 0, "n": 2}
+    options = {"model": "tiny", "prompt": "Low water", "max_tokens": 5, "seed": 1, "logprobs": 0, "n": 2}
     whole = client.completions.create(**options, echo=True)
     alone = client.completions.create(**options)
     assert [c.text for c in whole.choices] == ["Low water" + c.text for c in alone.choices]
@@ -115,7 +115,7 @@ def test_several_prompts_in_one_request(client: openai.OpenAI, offline: LLM) -> 
     prompts = ["ebb", "flood", "slack"]
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=2, n=2)
     answer = client.completions.create(
-        model="builtin", prompt=prompts, max_tokens=8, temperature=0.9, seed=2, n=2
+        model="tiny", prompt=prompts, max_tokens=8, temperature=0.9, seed=2, n=2
     )
     expected = offline.generate(prompts, params)
     assert [c.text for c in answer.choices] == [each.text for o in expected for each in o.outputs]
@@ -125,15 +125,11 @@ def test_several_prompts_in_one_request(client: openai.OpenAI, offline: LLM) -> 
 def test_stop_strings_and_penalties(client: openai.OpenAI, offline: LLM) -> None:
     plain = offline.generate(["tide"], SamplingParams(max_tokens=60, temperature=0.0))[0].text
     stop = plain[20:23]
-    answer = client.completions.create(
-        model="builtin", prompt="tide", max_tokens=60, temperature=0, stop=[stop]
-    )
+    answer = client.completions.create(model="tiny", prompt="tide", max_tokens=60, temperature=0, stop=[stop])
     assert answer.choices[0].text == plain[: plain.index(stop)]
     assert answer.choices[0].finish_reason == "stop" and answer.choices[0].stop_reason == stop
     options = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"65": 5, "66": -100}}
-    answer = client.completions.create(
-        model="builtin", prompt="tide", max_tokens=20, temperature=0, **options
-    )
+    answer = client.completions.create(model="tiny", prompt="tide", max_tokens=20, temperature=0, **options)
     params = SamplingParams(
         max_tokens=20, presence_penalty=1.5, frequency_penalty=0.5, logit_bias={65: 5, 66: -100}
     )
@@ -142,15 +138,15 @@ def test_stop_strings_and_penalties(client: openai.OpenAI, offline: LLM) -> None
 
 def test_what_others_computed_is_reported(client: openai.OpenAI) -> None:
     prompt = list(range(3, 200))
-    first = client.completions.create(model="builtin", prompt=prompt, max_tokens=2)
-    again = client.completions.create(model="builtin", prompt=prompt, max_tokens=2)
+    first = client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
+    again = client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
     assert first.usage.prompt_tokens_details.cached_tokens == 0
     assert again.usage.prompt_tokens_details.cached_tokens >= 128
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["builtin"]
-    assert client.models.retrieve("builtin").id == "builtin"
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="'other' here"):
         client.models.retrieve("other")
 
@@ -174,9 +170,7 @@ def test_errors_are_the_clients_own_exceptions(
     client: openai.OpenAI, options: dict, kind: type[openai.APIStatusError], sentence: str
 ) -> None:
     with pytest.raises(kind) as refused:
-        client.chat.completions.create(
-            **{"model": "builtin", "messages": MESSAGES, "max_tokens": 4} | options
-        )
+        client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "max_tokens": 4} | options)
     assert sentence in refused.value.message
     assert refused.value.body["message"]
 

@@ -15,13 +15,40 @@ from typing import Any
 import pytest
 
 from holdfast import ConfigError
-from holdfast.request import SamplingParams
+from holdfast.answer import Answer
+from holdfast.cache import CacheManager
+from holdfast.config import EngineConfig, Limits
+from holdfast.request import Acceptance, FinishReason, Request, SamplingParams
+from holdfast.scheduler.scheduler import Counters
 from holdfast.server import logs
 from holdfast.server.call import Call, Disconnected
+from holdfast.server.client import EngineClient, Job, RequestFailed
 from holdfast.server.engine_process import Closed, Wire
 from holdfast.server.errors import ApiError
-from holdfast.server.messages import Asked, Cancel, Submit, frame
+from holdfast.server.messages import (
+    Asked,
+    Cancel,
+    EngineStats,
+    Growth,
+    Start,
+    Stepped,
+    Submit,
+    frame,
+)
+from holdfast.server.metrics import Metrics
 from holdfast.server.options import ServerOptions
+
+LIMITS = Limits(
+    max_num_seqs=2,
+    max_num_batched_tokens=64,
+    max_model_len=64,
+    vocab_size=10,
+    page_size=16,
+    num_pages=8,
+    num_slots=2,
+    fold_every=16,
+    max_window=1,
+)
 
 
 def test_the_server_has_no_torch() -> None:
@@ -34,12 +61,60 @@ def test_the_server_has_no_torch() -> None:
 )
 def test_what_only_this_machine_can_reach(host: str, private: bool) -> None:
     assert ServerOptions(host=host).is_private is private
+    assert ServerOptions().is_private
 
 
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_queue=-1 must be at least 0"):
         ServerOptions(max_queue=-1)
     assert ServerOptions(api_key="a,,b").keys == ("a", "b")
+
+
+# --- what comes up from the engine ---
+
+
+def client_of(*requests: Request) -> tuple[EngineClient, Job, Metrics]:
+    """With a job that the engine has; what goes down to it is kept in `sent`."""
+    metrics = Metrics()
+    client = EngineClient(Start("", EngineConfig(), {}), None, metrics)  # type: ignore[arg-type]
+    job = Job([[Answer(request, None) for request in requests]], arrived=0.0)
+    client._live = {answer.request.id: (answer, job) for answer in job}
+    return client, job, metrics
+
+
+def test_an_answer_that_cannot_be_trusted_is_an_error_and_the_others_go_on() -> None:
+    async def work() -> None:
+        good, bad = (Request(name, (1, 2), SamplingParams(max_tokens=2)) for name in ("good", "bad"))
+        client, job, _ = client_of(good)
+        _, broken, _ = client_of(bad)
+        client._live["bad"] = (broken.answers[0][0], broken)
+        client._handle(Stepped([Growth("bad", [], FinishReason.ERROR, error="step 7: read of temporal")]))
+        client._handle(Stepped([Growth("good", [5]), Growth("gone", [1])]))
+        client._handle(Stepped([Growth("good", [6], FinishReason.LENGTH)]))
+        with pytest.raises(RequestFailed, match="step 7"):
+            await broken.done()
+        await job.done()
+        assert job.finished and good.output == [5, 6] and client.num_live == 0
+
+    asyncio.run(work())
+
+
+def test_speculation_is_charted() -> None:
+    metrics, drafts = Metrics(), Acceptance()
+    drafts.count(drafts=3, accepted=2)
+    drafts.count(drafts=3, accepted=0)
+    cache = CacheManager(LIMITS).stats()
+    metrics.stats = EngineStats(1, 2, Counters(), cache, findings=4, speculation=drafts)
+    page = metrics.page().decode()
+    for line in (
+        "num_drafts_total 2.0",
+        "num_draft_tokens_total 6.0",
+        "num_accepted_tokens_total 2.0",
+        'num_accepted_tokens_per_pos_total{position="1"} 1.0',
+    ):
+        assert f"\nholdfast:spec_decode_{line}\n" in page
+    assert "\nholdfast:sanitizer_findings_total 4.0\n" in page
+    assert "\nholdfast:num_requests_waiting 2.0\n" in page
 
 
 # --- log lines ---

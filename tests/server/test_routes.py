@@ -105,6 +105,8 @@ def test_priority_runs_first(server: Running) -> None:
         (COMPLETIONS, {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs=21"),
         (COMPLETIONS, {"prompt": "a", "stop": [""]}, 400, "stop has ''"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["b"] * 65}, 400, "stop may have at most 64 strings"),
+        (COMPLETIONS, {"prompt": "a", "stop": "b" * 1001}, 400, "of at most 1000 characters"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"5000": 1}}, 400, "logit_bias names token 5000"),
         (COMPLETIONS, {"prompt": "a", "n": 0}, 400, "n=0"),

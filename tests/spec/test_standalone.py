@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.models.conformance import bits, prompts, slow_but
 from tests.reuse.families import Find
 from tests.spec.families import FAMILIES
 
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
+from holdfast.spec.drafter import Draft, VerifiedStep
 
 EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=112, page_size=8, fold_every=8, exact=True)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "pre-empted": dict(num_pages=16, max_num_batched_tokens=9, backend="reference_kv", sanitizer="full"),
+    "pre-empted": dict(num_pages=15, max_num_batched_tokens=18, backend="reference_kv", sanitizer="full"),
 }
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
 PARAMS = [
@@ -53,6 +55,26 @@ def test_a_model_that_drafts_for_itself_is_always_right(find: Find, family: str,
     after = llm.generate(again, GREEDY)
     assert sum(output.cached_tokens for output in after) > 100
     assert llm.speculation_stats().accepted == llm.speculation_stats().drafts, "its state resumes too"
+
+
+def test_looking_ahead_at_several_tokens_at_once(find: Find) -> None:
+    """A block of drafts says the same as one after the other, wherever lines of the grid are."""
+    directory = find("gated-delta")[0]
+    llm = LLM(directory, **EXACT, speculative_config=standalone(directory))
+    drafter: Any = llm._engine.runner.speculation.drafter
+    propose, seen = drafter.propose, []
+
+    def twice(step: VerifiedStep) -> Draft:
+        draft = propose(step)
+        block = torch.cat((step.last[:, None], draft.tokens[:, :-1]), 1)
+        logits = drafter.model.logits(drafter.model(step.ahead(0, block)))
+        seen.append(bool((logits.argmax(-1).view_as(block) == draft.tokens).all()))
+        return draft
+
+    drafter.propose = twice
+    llm.generate(GIVEN, GREEDY)
+    assert len(seen) > 6 and all(seen)
+    assert llm.speculation_stats().accepted == llm.speculation_stats().drafts
 
 
 PAIRS = [("gated-delta", "convolution"), ("attention", "gated-delta"), ("convolution", "attention")]

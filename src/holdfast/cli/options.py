@@ -42,7 +42,8 @@ ENGINE_HELP = {
     "speculative_config": 'how drafts are made, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'',
     "overlap": "plan a step while the one before it runs",
     "exact": "the same bits for every batch and cut, on the CPU in float32",
-    "backend": "of operations",
+    "backend": "whose operations run (default: triton on a GPU, elsewhere reference)",
+    "eager": "record nothing at the start: every operation is launched by itself",
     "sanitizer": f"of state: {', '.join(SANITIZERS)}",
     "seed": "of requests that name none",
 }

@@ -188,11 +188,10 @@ def _choices(
     work: Sequence[RowWork], offsets: NDArray[np.int64], shape: Shape | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], Columns]:
     """Choosers and begins, as `Choices` has them; lane, drafts, first and tell of `Drafts`; and after."""
-    choosers = [lane for lane, w in enumerate(work) if w.sample and w.tokens]
-    drafts = np.array([work[lane].window.drafts for lane in choosers], dtype=np.int64)
-    last = np.array([offsets[lane] + work[lane].tokens - 1 for lane in choosers], dtype=np.int64)
-    tell = np.array([work[lane].row for lane in choosers], dtype=np.int64)
-    known = last - drafts
+    choosers = [lane for lane, w in enumerate(work) if w.window.bonus and w.tokens]
+    asked = [(w.tokens, w.window.drafts, w.row) for w in map(work.__getitem__, choosers)]
+    tokens, drafts, tell = np.array(asked, dtype=np.int64).reshape(-1, 3).T
+    known = offsets[choosers] + tokens - 1 - drafts
     if shape is None:
         owner = np.arange(len(choosers)).repeat(drafts + 1)
         begins = (drafts + 1).cumsum() - drafts - 1

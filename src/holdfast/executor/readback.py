@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -45,19 +44,6 @@ def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of a lane: which of the step's choices it keeps, from .. to, and how many drafts there were to accept."""
-
-    begin: int = 0
-    end: int = 0
-    proposed: int = 0
-
-    @property
-    def chosen(self) -> slice:
-        return slice(self.begin, self.end)
-
-
-@dataclass(frozen=True)
 class InFlight:
     plan: StepPlan
     lanes: Lanes
@@ -77,8 +63,15 @@ class InFlight:
         position, base, used, missed, accepted, proposed, tokens = (
             part.tolist() for part in told.split_with_sizes(sizes)
         )
-        outcomes = self._outcomes([accepted, proposed])
-        logprobs = self._logprobs()
+        choices, work = self.lanes.choices, self.lanes.work
+        kept, made = (
+            [slice(0)] * len(work),
+            [0] * len(work),
+        )  # of each lane: its tokens, and drafts that were made
+        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
+        for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True):
+            kept[lane], made[lane] = slice(begin, begin + accepted[i] + 1), proposed[i]
+        logprobs = self._logprobs(kept)
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,
@@ -87,14 +80,14 @@ class InFlight:
                     row=work.row,
                     generation=work.generation,
                     position=position[lane],
-                    tokens=tuple(tokens[outcomes[lane].chosen]),
-                    logprobs=self._best(logprobs[outcomes[lane].chosen], lane),
+                    tokens=tuple(tokens[kept[lane]]),
+                    logprobs=logprobs.get(lane, ()),
                     prompt_logprobs=prompt_logprobs.get(lane, ()),
                     base=base[lane],
                     window=work.window,
-                    proposed=outcomes[lane].proposed,
+                    proposed=made[lane],
                 )
-                for lane, work in enumerate(self.lanes.work)
+                for lane, work in enumerate(work)
             ),
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
@@ -102,28 +95,19 @@ class InFlight:
             findings=self.inspection.findings() if self.inspection else (),
         )
 
-    def _outcomes(self, verified: list[list[int]]) -> dict[int, Outcome]:
-        """By lane; nothing was chosen for one that is absent."""
-        choices, (accepted, proposed) = self.lanes.choices, verified
-        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
-        return defaultdict(
-            Outcome,
-            {
-                lane: Outcome(begin, begin + accepted[i] + 1, proposed[i])
-                for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True)
-            },
-        )
-
-    def _logprobs(self) -> list[TokenLogprob]:
-        """Of all choices, if anybody asks for some."""
-        return [] if self.chosen.logprobs is None else self.chosen.logprobs.read()
-
-    def _best(self, logprobs: list[TokenLogprob], lane: int) -> tuple[TokenLogprob, ...]:
-        if (wanted := self.chosen.wanted.get(lane)) is None:
-            return ()
-        return tuple(logprob.best(wanted) for logprob in logprobs)
+    def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
+        """By lane, of those that ask for some."""
+        if self.chosen.logprobs is None:
+            return {}
+        scored = self.chosen.logprobs.read()
+        return {
+            lane: tuple(logprob.best(count) for logprob in scored[kept[lane]])
+            for lane, count in self.chosen.wanted.items()
+        }
 
     def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
+        if not any(flags):
+            return ()
         return tuple(
             self.grants[work.row]
             for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding

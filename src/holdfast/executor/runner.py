@@ -116,13 +116,13 @@ class Runner:
         """All tokens through the model."""
         batch = self._batch(lanes)
         hidden = self.ensemble(batch)
-        return Passed(batch, hidden, self.model.logits(hidden[lanes.choices.after]))
+        chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
+        return Passed(batch, hidden, self.model.logits(chosen))
 
     def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
         """From logits to tokens; cursors move; what comes next is guessed."""
-        batch, after = passed.batch, lanes.choices.after
-        rows, position = lanes.rows[lanes.lane[after]], batch.positions[after] + 1
-        chosen = self.sampler.choose(passed.logits, rows, position, lanes, needs)
+        batch = passed.batch
+        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
         verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)

@@ -51,23 +51,27 @@ class Sampler:
         self._tables = tables
         self._adjusted = adjusted
         self._params: dict[Row, SamplingParams] = {}
+        self._kinds: dict[Row, tuple[bool, ...]] = {}
+        """The fields of Needs, of one row."""
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
-        self._params.update((start.row, start.params) for start in starts)
+        for start in starts:
+            p = self._params[start.row] = start.params
+            self._kinds[start.row] = (p.draws, p.truncates, p.adjusts, p.logprobs is not None)
 
     def needs(self, lanes: Lanes) -> Needs:
-        params = self._params_of(lanes)
-        return Needs(
-            draws=any(p.draws for p in params),
-            truncates=any(p.truncates for p in params),
-            adjusts=any(p.adjusts for p in params),
-            logprobs=any(p.logprobs is not None for p in params),
-        )
+        kinds = {self._kinds[lanes.work[lane].row] for lane in lanes.choices.choosers}
+        return Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
 
-    def choose(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
-        """Of logits [S, vocab] for `lanes.choices`, whose tokens will stand at `position`."""
-        adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
-        tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+    def choose(self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
+        """Of logits [S, vocab] for `lanes.choices`; positions of all the step's tokens."""
+        if needs.draws or needs.adjusts:
+            after = lanes.choices.after
+            rows, position = lanes.rows[lanes.lane[after]], positions[after] + 1
+            adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
+            tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+        else:
+            tokens = self._ops.most_likely(logits)
         if not needs.logprobs:
             return Chosen(tokens, None, {})
         asked = zip(lanes.choices.choosers, (p.logprobs for p in self._params_of(lanes)), strict=True)
@@ -79,6 +83,8 @@ class Sampler:
         of those positions. Penalties and biases are left to the verification."""
 
         def guess(logits: Tensor, position: Tensor) -> Tensor:
+            if not needs.draws:
+                return self._ops.most_likely(logits)
             return self._ops.sample(logits, self._sampling(rows, position, needs))
 
         return guess

@@ -74,7 +74,9 @@ class CapacityPlan:
         pages = f"{limits.num_pages:,} pages of {size(units.kv_page)}"
         tokens = f"{limits.num_pages * limits.page_size:,} tokens of {size(units.kv_token)}"
         drafts = f"a further draft token adds {size(units.draft_token)}"
-        yield "weights", parts.weights, ""
+        if limits.max_drafts:
+            drafts = f"{limits.max_drafts} drafts take {size(limits.max_drafts * units.draft_token)} of it, {drafts}"
+        yield "weights", parts.weights, self._drafter()
         yield "KV", parts.kv, f"{pages}: {tokens}"
         slots = f"{limits.num_slots:,} slots of {size(units.checkpoint)}"
         kept = f", {limits.num_checkpoints:,} of them to keep prefixes" if limits.num_checkpoints else ""
@@ -89,6 +91,10 @@ class CapacityPlan:
         if parts.sanitizer:
             yield "sanitizer", parts.sanitizer, f"{self.config.sanitizer}"
         yield "total", parts.total, self._share_of_memory()
+
+    def _drafter(self) -> str:
+        config = self.config.speculative_config
+        return f"with the drafter's: {config.method}" if config and config.method != "ngram" else ""
 
     def _share_of_memory(self) -> str:
         limits, memory = self.limits, self.config.memory_bytes

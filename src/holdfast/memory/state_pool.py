@@ -106,25 +106,27 @@ class StatePool:
             window_tokens=window_tokens,
         )
 
-    def look_ahead(self, *, rows: Tensor, by: int) -> StateStep:
-        """One token for each row, `by` positions beyond where it stands. It is uncertain: its entry is appended, but
-        nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites it."""
+    def look_ahead(self, *, rows: Tensor, by: int, tokens: int = 1, tree: Tree | None = None) -> StateStep:
+        """So many tokens for each row, from `by` positions beyond where it stands. They are uncertain: their entries
+        are appended, but nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites
+        them."""
         at, count = self.cursors, len(rows)
         base = at.base[rows]
         return StateStep(
             rows=rows,
-            counts=torch.ones_like(rows),
-            offsets=torch.arange(count + 1, device=rows.device),
+            counts=torch.full_like(rows, tokens),
+            offsets=torch.arange(count + 1, device=rows.device) * tokens,
             position=base + at.length[rows] + by,
             base=base,
             read_slot=at.read_slot[rows],
             end_base=base,
             write_slot=at.own_slot[rows],
             num_windows=count,
-            longest_window=1,
-            window_tokens=count,
+            longest_window=tokens,
+            window_tokens=count * tokens,
             grid=self.grid,
-            ahead=by + 1,
+            ahead=by + tokens,
+            tree=tree,
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:

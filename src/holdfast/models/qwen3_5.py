@@ -15,11 +15,11 @@ from ..layers.delta_net import DeltaNet, DeltaNetShape
 from ..layers.linear import RMSNorm
 from ..layers.mlp import GatedMLP
 from ..layers.moe import MoE, MoEShape
+from ..layers.mtp import MTPHead
 from ..layers.rotary import Rotary
 from ..ops.rope.reference import RotarySpec
 from .base import Architecture, Block, CausalLM, Rules
 from .fields import Fields, rotary
-from .mtp import MTPHead
 
 KINDS = ("linear_attention", "full_attention")
 

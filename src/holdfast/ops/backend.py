@@ -319,6 +319,9 @@ class Ops:
     def adjust(self, logits: Tensor, rows: sampling.Adjustments) -> Tensor:
         return sampling.adjust(logits, rows)
 
+    def most_likely(self, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
 

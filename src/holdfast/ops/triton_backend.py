@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .acceptance import triton as acceptance
 from .acceptance.reference import Drafts, Verified
@@ -18,6 +19,7 @@ from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .gating import triton as gating
 from .kda import triton as kda
+from .linear import triton as linear
 from .moe import triton as moe
 from .moe.reference import Routing
 from .norm import triton as norm
@@ -41,6 +43,9 @@ class TritonOps(Ops):
             "selective_scan": selective_scan.ORDER,
         }
         super().__init__("triton", orders)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
@@ -70,6 +75,9 @@ class TritonOps(Ops):
         self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
     ) -> Tensor:
         return moe.experts(x, experts, weights, up, down, gated=gated)
+
+    def most_likely(self, logits: Tensor) -> Tensor:
+        return sampling.most_likely(logits)
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
@@ -144,6 +152,10 @@ class TritonOps(Ops):
         if step.tree is not None or not _is_power_of_two(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
         tell(pool, step, len(inputs.qkv))
+        if step.longest_window <= 1 and step.num_windows == len(step.rows):
+            causal_conv.tell(inputs.qkv, weights.conv, conv, step)
+            out = inputs.qkv.new_empty(len(inputs.qkv), value_heads, value_dim)
+            return gated_delta.decode(inputs, weights, conv, pool, step, out, eps=causal_conv.EPS)
         qk, v, log_g, beta = causal_conv.delta_front(
             inputs, weights, conv, step, key_dim=key_dim, values=value_heads * value_dim
         )

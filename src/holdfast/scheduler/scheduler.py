@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
+from ..plan import BONUS, NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
 from ..request import Acceptance, FinishReason, Rejected, Request
 from .admission import refusal
 from .builder import PlanBuilder
@@ -107,6 +108,10 @@ class Scheduler:
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
 
+    def speculation_stats(self) -> Acceptance:
+        """As it is now."""
+        return replace(self.speculation, accepted_at=list(self.speculation.accepted_at))
+
     def reset_cache(self) -> None:
         """No later request resumes from what was computed so far."""
         self._cache.reset()
@@ -143,6 +148,7 @@ class Scheduler:
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
+        owed = self._known_tokens(seats) if self._limits.max_drafts else 0
         for place, seat in enumerate(seats):
             if not plan.budget:
                 return
@@ -153,21 +159,24 @@ class Scheduler:
                 # a long run, with every window still to come: it leaves them their tokens
                 windows = [s for s in seats if self._is_window(s.request)]
                 budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
+            elif self._is_window(seat.request):
+                owed -= seat.request.todo
             count = self._chunk(seat, budget)
-            window = self._window(seat, count, budget)
+            window = self._window(seat, count, budget - owed)
             if self._make_room(seat, seat.request.planned + count + self._beyond(window), plan):
                 self._add_work(seat, count, window, plan)
+
+    def _known_tokens(self, seats: list[Seat]) -> int:
+        """Of windows: a token that somebody knows comes before another's drafts."""
+        return sum(seat.request.todo for seat in seats if self._is_window(seat.request))
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
         seats = [s for s in self._running.values() if not (s.leaving or s.request.known >= s.most_tokens)]
-        oldest = min((s.request.order for s in seats), default=None)
-
-        def turn(seat: Seat) -> tuple[bool, tuple[int, int]]:
-            order = seat.request.order
-            return (order != oldest and not self._is_window(seat.request), order)
-
-        return sorted(seats, key=turn)
+        seats.sort(key=attrgetter("order"))
+        if all(self._is_window(s.request) for s in seats):
+            return seats
+        return sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
 
     def _admit_waiting(self, plan: PlanBuilder) -> None:
         """In order: a large request is not overtaken for ever by small ones. One that lets another compute their
@@ -242,7 +251,8 @@ class Scheduler:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
         if count < seat.request.todo:
             return NO_CHOICE
-        return Window(self._drafts(seat, budget))
+        drafts = self._drafts(seat, budget)
+        return Window(drafts) if drafts else BONUS
 
     def _drafts(self, seat: Seat, budget: int) -> int:
         """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
@@ -255,6 +265,8 @@ class Scheduler:
     def _offer_slots(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
         """Slots for the lines that these tokens reach and that are worth a checkpoint, as far as there are any."""
         start, end = seat.request.planned, seat.request.planned + count
+        if count == 1 and end % self._limits.page_size and not seat.lines:
+            return  # as most do
         lines = self._lines_reached(seat, end) if seat.lines else ()
         if count > self._limits.max_window:
             plan.exports += filter(None, (self._cache.export(seat.row, line) for line in lines))
@@ -274,6 +286,8 @@ class Scheduler:
 
     def _chunk(self, seat: Seat, budget: int) -> int:
         done = seat.request.planned
+        if seat.request.todo == 1:
+            return 1
         count = chunk_len(done, seat.request.known, budget, cut_align(self._limits))
         for line in seat.lines:
             if done < line < done + count and not run_reaches(line, done, done + count):
@@ -400,7 +414,8 @@ class Scheduler:
                 self._finish_row(seat)
                 self._end(request, reason)
                 break
-        request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
+        if result.logprobs:
+            request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]

@@ -23,3 +23,6 @@ class Seat:
     """It chose a token in this row, so drafts may follow that."""
     leaving: bool = False
     """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""
+
+    def __post_init__(self) -> None:
+        self.order = self.request.order

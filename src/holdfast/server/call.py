@@ -36,12 +36,12 @@ class Call:
         """0 until a response has begun."""
         self.fields: dict[str, Any] = {}
         """What the log line of this request says beside the usual."""
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._streaming = False
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def header(self, name: str) -> str:
         return self._headers.get(name, "")

@@ -65,8 +65,8 @@ class EngineState(enum.StrEnum):
 class Job:
     """All the answers that one HTTP request asked for, prompt by prompt."""
 
-    def __init__(self, answers: list[list[Answer]]) -> None:
-        self.answers = answers
+    def __init__(self, answers: list[list[Answer]], arrived: float) -> None:
+        self.answers, self.arrived = answers, arrived
         self._news = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -88,6 +88,8 @@ class Job:
     async def done(self) -> None:
         while not self.finished:
             await self.grown()
+        if self._failure is not None:  # it may have come with the end
+            raise self._failure
 
     def tell(self, failure: Exception | None = None) -> None:
         self._failure = failure or self._failure
@@ -148,14 +150,17 @@ class EngineClient:
     # --- requests ---
 
     @contextlib.asynccontextmanager
-    async def job(self, prompts: Sequence[Sequence[Request]], *, streaming: bool) -> AsyncIterator[Job]:
+    async def job(
+        self, prompts: Sequence[Sequence[Request]], *, streaming: bool, arrived: float
+    ) -> AsyncIterator[Job]:
         """These requests, as long as the context lasts: what still runs when it is left is cancelled.
 
         Raises Rejected if one can never run, and then none does.
         """
         self._check(prompts)
         tokenizer = self._intake.tokenizer
-        job = Job([[Answer(r, tokenizer, streaming=streaming) for r in requests] for requests in prompts])
+        answers = [[Answer(r, tokenizer, streaming=streaming) for r in requests] for requests in prompts]
+        job = Job(answers, arrived)
         for answer in job:
             self._live[answer.request.id] = (answer, job)
         self._send(Submit([Asked.of(answer.request) for answer in job]))
@@ -308,8 +313,8 @@ class EngineClient:
         request.finish_reason = growth.finish_reason
         request.metrics = growth.metrics or request.metrics
         if answer.advance() and growth.finish_reason is None:
-            self._send(Finish([request.id]))
-        self._metrics.grew(request, len(growth.tokens), ended=answer.finished)
+            self._send(Finish(request.id, answer.length))
+        self._metrics.grew(request, len(growth.tokens), job.arrived, ended=answer.finished)
         if growth.error:
             job.tell(RequestFailed(growth.error))
         if answer.finished:

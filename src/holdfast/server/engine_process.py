@@ -131,10 +131,9 @@ class EngineLoop:
                 for request_id in request_ids:
                     self._engine.cancel(request_id)
                     self._told.pop(request_id, None)
-            case Finish(request_ids):
-                for request_id in request_ids:
-                    self._engine.finish(request_id, FinishReason.STOP)
-                    self._told.pop(request_id, None)
+            case Finish(request_id, kept):
+                self._engine.finish(request_id, FinishReason.STOP, kept=kept)
+                self._told.pop(request_id, None)
             case Ask(number, what):
                 if what == "reset":
                     self._engine.scheduler.reset_cache()

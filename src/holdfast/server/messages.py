@@ -56,9 +56,10 @@ class Cancel(Message):
 
 
 class Finish(Message):
-    """A stop string ended these: only the server reads text."""
+    """A stop string ended it, after so many tokens of its answer: only the server reads text."""
 
-    request_ids: list[str]
+    request_id: str
+    kept: int
 
 
 class Ask(Message):

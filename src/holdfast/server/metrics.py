@@ -58,11 +58,12 @@ class Metrics:
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
-    def grew(self, request: Request, tokens: int, *, ended: bool) -> None:
-        now, metrics = time.monotonic(), request.metrics  # the engine's clock, which all processes share
+    def grew(self, request: Request, tokens: int, arrived: float, *, ended: bool) -> None:
+        """`arrived` when its HTTP request did. The engine's own times are of the same clock."""
+        now, metrics = time.monotonic(), request.metrics
         last = self._last_token.get(request.id)
         if tokens and last is None:
-            self.ttft.observe(now - metrics.arrived)
+            self.ttft.observe(now - arrived)
             self.prompt_tokens.inc(len(request.prompt))
             self.prompt_len.observe(len(request.prompt))
             self.queued.observe((metrics.first_scheduled or now) - metrics.arrived)
@@ -73,7 +74,7 @@ class Metrics:
         if ended:
             self._last_token.pop(request.id, None)
             self.success.labels(str(request.finish_reason or "stop")).inc()
-            self.whole.observe(now - metrics.arrived)
+            self.whole.observe(now - arrived)
             self.answer_len.observe(len(request.tokens) - len(request.prompt))
         elif tokens:
             self._last_token[request.id] = now

@@ -14,6 +14,7 @@ from ..params import MAX_LOGPROBS, SamplingParams
 from .errors import ApiError
 
 LARGEST = 2**31 - 1
+MAX_STOPS, MAX_STOP_LEN = 64, 1000
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,6 +159,12 @@ def sampling_params(asked: Generation, advised: SamplingParams, **others: Any) -
     given = {name: value for name in SAMPLING if (value := getattr(asked, name)) is not None}
     if abs(asked.priority or 0) > LARGEST:
         raise ApiError(400, f"priority must be between -{LARGEST} and {LARGEST}", param="priority")
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+    if len(stops) > MAX_STOPS or any(len(text) > MAX_STOP_LEN for text in stops):
+        most = (
+            f"at most {MAX_STOPS} strings of at most {MAX_STOP_LEN} characters"  # searched for at every token
+        )
+        raise ApiError(400, f"stop may have {most}", param="stop")
     if asked.stream_options and not asked.stream:
         raise ApiError(400, "stream_options is only for stream=true", param="stream_options")
     try:

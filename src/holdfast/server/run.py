@@ -19,6 +19,7 @@ from .client import EngineClient
 from .guard import guarded_protocol
 from .messages import Start
 from .metrics import Metrics
+from .model import ServedModel
 from .options import ServerOptions
 
 
@@ -34,7 +35,7 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
     metrics, intake = Metrics(), Intake(directory, config.seed)
     client = EngineClient(Start(str(directory), config, log), intake, metrics)
     name = options.served_model_name or (model if model and not Path(model).exists() else directory.name)
-    api = Api(name, options, intake, client, metrics)
+    api = Api(ServedModel(name, intake), options, client, metrics)
     failures: list[str] = []
 
     def give_up(reason: str) -> None:
@@ -55,7 +56,7 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
             timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
         )
     )
-    _announce(listener, api.name, options)
+    _announce(listener, served.name, options)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(
             number, lambda *_: None

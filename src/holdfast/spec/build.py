@@ -9,10 +9,9 @@ from pathlib import Path
 from ..config import ConfigError, EngineConfig, SpeculativeConfig
 from ..layers.batch import Build
 from ..models.base import CausalLM, Rename
-from ..models.mtp import head_renamer
-from ..models.registry import Description, describe
+from ..models.registry import ARCHITECTURES, Description, describe
 from .drafter import Drafter
-from .mtp import MTP
+from .mtp import MTP, head_renamer
 from .ngram import NGram
 from .standalone import Standalone
 
@@ -62,8 +61,9 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
 def _mtp(config: SpeculativeConfig, model: Description) -> DrafterPlan:
     build_head = model.architecture.mtp
     if build_head is None:
+        bring = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.mtp)
         raise ConfigError(
-            "speculative_config: method='mtp' needs a model that brings a head for it, as Qwen3-Next and Qwen3.5 do; "
+            f"speculative_config: method='mtp' needs a model that brings a head for it: {bring}; "
             "use ngram, or standalone with a small model of the same tokenizer"
         )
     depth = config.num_speculative_tokens

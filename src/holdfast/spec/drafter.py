@@ -20,6 +20,7 @@ from ..memory.kv_pool import KVPool
 from ..memory.spec import KVSpec, StateSpec
 from ..memory.state_pool import StatePool
 from ..models.base import declared
+from ..ops.step import Tree
 
 PREFIX = "draft."
 """Of the names of a drafter's layers in the pools."""
@@ -60,11 +61,14 @@ class VerifiedStep:
         """[N]: the tokens that drafts follow."""
         return self.tokens[self.rows, self.position]
 
-    def ahead(self, by: int, tokens: Tensor) -> Batch:
-        """One token for each lane, `by` positions ahead of where it stands: uncertain, and overwritten by the step
-        that absorbs what will really stand there."""
-        step = self.state.look_ahead(rows=self.rows, by=by)
-        return Batch(tokens=tokens, positions=step.position, step=step, state=self.state, kv=self.kv)
+    def ahead(self, by: int, tokens: Tensor, tree: Tree | None = None) -> Batch:
+        """One token [N] for each lane, or several [N, T], from `by` positions ahead of where it stands: uncertain,
+        and overwritten by the step that absorbs what will stand there. `tree` says which of several see which."""
+        count = tokens.numel() // max(1, len(tokens))
+        step = self.state.look_ahead(rows=self.rows, by=by, tokens=count, tree=tree)
+        place = torch.arange(count, device=tokens.device)
+        positions = (step.position[:, None] + (place if tree is None else tree.depths)).flatten()
+        return Batch(tokens=tokens.flatten(), positions=positions, step=step, state=self.state, kv=self.kv)
 
 
 @dataclass(frozen=True)

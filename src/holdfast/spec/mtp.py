@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.batch import Batch, Build
+from ..layers.mtp import MTPHead
 from ..memory.spec import ConvSpec, StateSpec
-from ..models.base import CausalLM
-from ..models.mtp import MTPHead
+from ..models.base import CausalLM, Rename, renamer
 from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
 
 
@@ -64,3 +64,22 @@ class MTP(Drafter):
             token = step.choose(self._logits(hidden), step.position + by + 1)
             drafts.append(token)
         return all_meant(drafts)
+
+
+def head_renamer(rename: Rename) -> Rename:
+    """Names in the files to names of the head, for a model that renames its own so. Its layers are like the model's;
+    what is not the head's is left out."""
+    own = renamer(
+        (
+            (r"mtp\.pre_fc_norm_embedding\.(.*)", r"embedding_norm.\1"),
+            (r"mtp\.pre_fc_norm_hidden\.(.*)", r"hidden_norm.\1"),
+            (r"mtp\.(fc|norm)\.(.*)", r"\1.\2"),
+            (r"(?!mtp\.).*", None),
+        )
+    )
+
+    def head_rename(name: str) -> str | None:
+        layer = name.removeprefix("mtp.layers.")
+        return own(name) if layer == name else rename(f"model.layers.{layer}")
+
+    return head_rename

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .drafter import Draft, Drafter, VerifiedStep
 
@@ -20,14 +21,19 @@ class NGram(Drafter):
         tokens = step.tokens[step.rows, : step.longest + 1]
         place = torch.arange(tokens.shape[1], device=tokens.device)
         matching = place < step.position[:, None]
-        length = torch.zeros_like(tokens)
+        length = torch.zeros_like(matching, dtype=torch.int8)
         for back in range(self.longest):
-            wanted = tokens.gather(1, (step.position - back).clamp(min=0)[:, None])
-            before = (place - back).clamp(min=0)
-            matching = matching & (place >= back) & (tokens[:, before] == wanted)
+            wanted = tokens.gather(1, (step.position - back).clamp(0, len(place) - 1)[:, None])
+            matching = matching & _shifted(tokens == wanted, back)
             length = length + matching
-        found, end = torch.where(length < self.shortest, 0, length * len(place) + place).max(1)
+        best = length.amax(1)
+        end = torch.where(length == best[:, None], place, 0).amax(1)
         distance = (step.position - end).clamp(min=1)[:, None]
         following = end[:, None] + 1 + torch.arange(self.depth, device=tokens.device) % distance
-        drafts = tokens.gather(1, following.clamp(max=tokens.shape[1] - 1))
-        return Draft(drafts, torch.where(found > 0, self.depth, 0))
+        drafts = tokens.gather(1, following.clamp(max=len(place) - 1))
+        return Draft(drafts, torch.where(best >= self.shortest, self.depth, 0))
+
+
+def _shifted(equal: Tensor, by: int) -> Tensor:
+    """[N, L]: what is true `by` places before each."""
+    return torch.cat((torch.zeros_like(equal[:, :by]), equal), 1)[:, : equal.shape[1]]

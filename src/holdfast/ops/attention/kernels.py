@@ -6,7 +6,7 @@ context may be split among programs: `join` then weighs their results, in the or
 splits there are is the host's choice and depends on no length; how long they are is found here.
 
 Of decode's time nothing but the bytes of keys and values should be seen: a token of context costs
-(D + DV) * KH * bytes, so Qwen3.5-4B's 2 KiB per layer at 64 lanes of 4,096 tokens are 0.54 GB, 126 us at 4.26 TB/s.
+(D + DV) * KH * bytes, so a 4B hybrid's 2 KiB per layer at 64 lanes of 4,096 tokens are 0.54 GB, 126 us at 4.26 TB/s.
 
 Rows, positions and lengths are read from the device. A lane is padding if its row is 0: it reads and writes nothing.
 """

@@ -28,6 +28,8 @@ LEAST_SPLIT = 256
 MOST_SPLITS = 64
 WINDOWS_PER_SM = 4
 """Programs that hide one another's waits for keys and values."""
+WINDOW_REGISTERS = 128
+"""Of a thread, if the rows are as few as can be. The compiler takes more where it may, and needs 96 to 116."""
 RUNS_PER_SM = 1
 """Programs that leave the matrix units no pause."""
 STORED_AT_ONCE = 1024
@@ -53,7 +55,7 @@ WINDOW_TILES = {
 """By the padded width of a head, for two bytes an element. `rows` is the most; a window takes what it needs.
 
 A tile's pages must be known before its keys are asked for, which takes a stage. So of three one tile is on its way,
-32 KiB, while another is worked on; with at most 128 registers four programs fit on an SM."""
+32 KiB, while another is worked on, and WINDOWS_PER_SM programs fit on an SM if registers allow it."""
 
 RUN_TILES = {
     64: Tiles(128, 64, warps=4, stages=3),
@@ -201,7 +203,7 @@ def _attend_windows(call: Call) -> None:
     step, group = call.step, call.shape.group
     tiles = call.shape.tiles(WINDOW_TILES, group * step.longest_window)
     blocks = triton.cdiv(step.longest_window, tiles.rows // group)
-    tree = None if step.tree is None else step.tree.ancestors
+    tree = None if step.tree is None else step.tree.ancestors.contiguous()
     _attend(call, tiles, step.num_windows * blocks, blocks=blocks, tree=tree)
 
 
@@ -273,6 +275,7 @@ def _attend(
         LATENT=shape.latent,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=WINDOW_REGISTERS if tiles.rows == LEAST else None,
     )
     if splits > 1:
         tokens = min(tiles.rows // shape.group, step.longest_window if work is None else tiles.rows)

@@ -34,7 +34,7 @@ def _fresh(x, token, stride, channels, mask, C, MODE: tl.constexpr):
 
 
 @triton.jit
-def _kept(
+def kept_input(
     saved, ring, row, slot, base, where, channels, mask, C, W: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
     """Raw inputs of earlier steps, by position; zero before the sequence."""
@@ -95,7 +95,7 @@ def windows(
                 tl.store(place, own.to(ring.dtype.element_ty), mask=inside)
                 value = own
             else:
-                value = own + _kept(
+                value = own + kept_input(
                     saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP
                 )
             acc += value * tl.load(weight + channels * W + j, mask=inside, other=0.0).to(tl.float32)
@@ -106,7 +106,7 @@ def windows(
         # ascending: with a line nearer than the width, a slot's inputs move down within it
         target = saved + tl.load(write_slot + lane).to(tl.int64) * (W - 1) * C + channels
         for j in tl.static_range(W - 1):
-            value = _kept(saved, ring, row, slot, begin, end - (W - 1) + j, channels, inside, C, W, CAP)
+            value = kept_input(saved, ring, row, slot, begin, end - (W - 1) + j, channels, inside, C, W, CAP)
             tl.store(target + j * C, value.to(saved.dtype.element_ty), mask=inside)
 
 
@@ -129,12 +129,18 @@ def runs(
     slot = tl.load(read_slot + lane, mask=real, other=0).to(tl.int64)[:, None]
     channels = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
     inside = (channels < C) & (row > 0)
+    begins = (
+        tl.min(tl.where(real, t.reshape(BT), W)) < W - 1
+    )  # a run does: elsewhere all inputs are this step's
     acc = tl.zeros((BT, BC), tl.float32)
     for j in tl.static_range(W):
         o = t - (W - 1) + j
         value = _fresh(x, token[:, None] - (W - 1) + j, stride, channels, inside & (o >= 0), C, MODE)
-        if j < W - 1:
-            value += _kept(saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP)
+        if j < W - 1:  # noqa: SIM102  which is known when this is compiled, and the other is not
+            if begins:
+                value += kept_input(
+                    saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP
+                )
         acc += value * tl.load(weight + channels * W + j, mask=channels < C, other=0.0).to(tl.float32)
     if BIASED:
         acc += tl.load(bias + channels, mask=channels < C, other=0.0).to(tl.float32)
@@ -150,7 +156,7 @@ def _leave(
     for j in tl.static_range(W - 1):
         where = line - (W - 1) + j
         value = _fresh(x, first + where - at, stride, channels, inside & (where >= at), C, MODE)
-        value += _kept(saved, ring, row, slot, begin, where, channels, inside & (where < at), C, W, CAP)
+        value += kept_input(saved, ring, row, slot, begin, where, channels, inside & (where < at), C, W, CAP)
         place = saved + (target_slot * (W - 1) + j) * C + channels
         tl.store(place, value.to(saved.dtype.element_ty), mask=inside)
 

@@ -70,7 +70,7 @@ def _launch(
     normed: int = 0,
     block: int = CHANNELS,
 ) -> None:
-    _tell(x, weight, pool, step)
+    tell(x, weight, pool, step)
     channels, width = weight.shape
     lanes, windows = len(step.rows), step.num_windows
     rest = out if rest is None else rest
@@ -97,7 +97,7 @@ def _launch(
         )  # fmt: skip
 
 
-def _tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:
+def tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over no channels."""
     if pool.watch is not None:
         ghost = ConvState(pool.saved[..., :0], pool.ring[..., :0], pool.watch)

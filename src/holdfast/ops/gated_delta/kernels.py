@@ -23,6 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..causal_conv.kernels import kept_input
+
 
 @triton.jit
 def _pairwise(log_g, chain):
@@ -307,26 +309,132 @@ def front_one(
         query = tl.load(qk + (token * 2 * H + role) * K + channels)
         key = tl.load(qk + ((token * 2 + 1) * H + role) * K + channels)
         tl.store(ring + (at % CAP) * (H * K) + channels, key)
-        key, query = key.to(tl.float32), query.to(tl.float32)
-        key_dots, query_dots = tl.sum(old * key[None, :], 1), scale * tl.sum(old * query[None, :], 1)
-        both = scale * tl.sum(key * query)
         for member in tl.static_range(GROUP):
             value_head = role * GROUP + member
-            gates = journal_g + row * CAP * HV + value_head
-            mine = lane.to(tl.int64) * HV + value_head
             own = tl.load(log_g + token * g_stride + value_head).to(tl.float32)
             strength = tl.load(beta + token * beta_stride + value_head).to(tl.float32)
-            after = tl.load(gates + ((end + places + 1) % CAP) * HV, mask=places < held - 1, other=0.0)
-            gate = tl.load(gates + ((end + places) % CAP) * HV, mask=filled, other=0.0)
-            tl.store(gates + (at % CAP) * HV, own)
-            weight = tl.exp(tl.cumsum(after, reverse=True) + own)
-            tl.store(old_out + mine * 2 * JP + places, weight * key_dots)
-            tl.store(old_out + (mine * 2 + 1) * JP + places, weight * query_dots)
-            decay = tl.exp(tl.sum(gate) + own)
-            tl.store(mix_out + mine * 4, decay)
-            tl.store(mix_out + mine * 4 + 1, scale * decay)
-            tl.store(mix_out + mine * 4 + 2, strength)
-            tl.store(mix_out + mine * 4 + 3, both)
+            _coefficients_one(
+                key, query, old, own, strength, row, lane, value_head, at, end, scale,
+                journal_g, old_out, mix_out, HV, JP, CAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _coefficients_one(
+    key, query, old, own, strength, row, lane, value_head, at, end, scale, journal_g, old_out, mix_out,
+    HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """What depends on keys and gates alone, for one value head; old [JP, K]: the keys held. Appends the gate."""
+    places = tl.arange(0, JP)
+    held = (at - end).to(tl.int32)
+    key, query = key.to(tl.float32), query.to(tl.float32)
+    key_dots, query_dots = tl.sum(old * key[None, :], 1), scale * tl.sum(old * query[None, :], 1)
+    gates = journal_g + row * CAP * HV + value_head
+    mine = lane.to(tl.int64) * HV + value_head
+    after = tl.load(gates + ((end + places + 1) % CAP) * HV, mask=places < held - 1, other=0.0)
+    gate = tl.load(gates + ((end + places) % CAP) * HV, mask=places < held, other=0.0)
+    tl.store(gates + (at % CAP) * HV, own)
+    weight = tl.exp(tl.cumsum(after, reverse=True) + own)
+    tl.store(old_out + mine * 2 * JP + places, weight * key_dots)
+    tl.store(old_out + (mine * 2 + 1) * JP + places, weight * query_dots)
+    decay = tl.exp(tl.sum(gate) + own)
+    tl.store(mix_out + mine * 4, decay)
+    tl.store(mix_out + mine * 4 + 1, scale * decay)
+    tl.store(mix_out + mine * 4 + 2, strength)
+    tl.store(mix_out + mine * 4 + 3, scale * tl.sum(key * query))
+
+
+@triton.jit
+def front_token(
+    qkv, a, b, conv_weight, a_log, dt_bias, conv_saved, conv_ring,
+    journal_k, journal_g, qk_out, v_out, old_out, mix_out,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot,
+    qkv_stride, a_stride, b_stride, C, beta_scale, scale, eps,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    W: tl.constexpr, RING: tl.constexpr,
+):  # fmt: skip
+    """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
+    `front_one` does. Programs below H take a key head and its gates, the others K channels of the values."""
+    role, lane = tl.program_id(0), tl.program_id(1)
+    HV: tl.constexpr = H * GROUP
+    row = tl.load(rows + lane).to(tl.int64)
+    if row == 0:
+        return
+    at, begin, end = tl.load(position + lane), tl.load(base + lane), tl.load(end_base + lane)
+    count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
+    slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+    channels, places = tl.arange(0, K), tl.arange(0, JP)
+    kind: tl.constexpr = qk_out.dtype.element_ty
+    if role >= H:
+        mine = (H + role) * K + channels
+        value = _convolved(
+            qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, row, token, at, begin, end, slot, target, count,
+            qkv_stride, C, W, RING,
+        )  # fmt: skip
+        place = token * (C - 2 * H * K) + mine - 2 * H * K
+        tl.store(v_out + place, (value * tl.sigmoid(value)).to(kind), mask=(mine < C) & (count > 0))
+    else:
+        query = _convolved(
+            qkv, conv_weight, conv_saved, conv_ring, role * K + channels, channels < K, row, token, at, begin, end,
+            slot, target, count, qkv_stride, C, W, RING,
+        )  # fmt: skip
+        key = _convolved(
+            qkv, conv_weight, conv_saved, conv_ring, (H + role) * K + channels, channels < K, row, token, at, begin,
+            end, slot, target, count, qkv_stride, C, W, RING,
+        )  # fmt: skip
+        if count > 0:
+            probe, written = _unit(query, eps, kind), _unit(key, eps, kind)
+            tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
+            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, written)
+            ring = journal_k + (row * CAP * H + role) * K
+            filled = places < (at - end).to(tl.int32)
+            old = tl.load(
+                ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
+            ).to(tl.float32)
+            tl.store(ring + (at % CAP) * (H * K) + channels, written)
+            for member in tl.static_range(GROUP):
+                value_head = role * GROUP + member
+                raw = tl.load(a + token * a_stride + value_head).to(tl.float32) + tl.load(
+                    dt_bias + value_head
+                )
+                soft = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
+                own = -tl.exp(tl.load(a_log + value_head)) * soft
+                strength = beta_scale * tl.sigmoid(tl.load(b + token * b_stride + value_head).to(tl.float32))
+                _coefficients_one(
+                    written, probe, old, own, strength, row, lane, value_head, at, end, scale,
+                    journal_g, old_out, mix_out, HV, JP, CAP,
+                )  # fmt: skip
+
+
+@triton.jit
+def _unit(x, eps, kind: tl.constexpr):
+    """silu, then over the length; rounded after either."""
+    active = (x * tl.sigmoid(x)).to(kind).to(tl.float32)
+    return (active * tl.rsqrt(tl.sum(active * active) + eps)).to(kind)
+
+
+@triton.jit
+def _convolved(
+    x, weight, saved, ring, channels, inside, row, token, at, begin, end, slot, target, count, stride, C,
+    W: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """The convolution of one token, as `ops.causal_conv.kernels.windows` has it, in these channels."""
+    acc = tl.zeros(channels.shape, tl.float32)
+    for j in tl.static_range(W - 1):
+        where = at - (W - 1) + j
+        value = kept_input(saved, ring, row, slot, begin, where, channels, inside, C, W, CAP)
+        acc += value * tl.load(weight + channels * W + j, mask=inside, other=0.0).to(tl.float32)
+    own = tl.load(x + token * stride + channels, mask=inside & (count > 0), other=0.0)
+    acc += own.to(tl.float32) * tl.load(weight + channels * W + W - 1, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        ring + (row * CAP + at % CAP) * C + channels, own.to(ring.dtype.element_ty), mask=inside & (count > 0)
+    )
+    if end > begin:
+        for j in tl.static_range(W - 1):
+            value = kept_input(saved, ring, row, slot, begin, end - (W - 1) + j, channels, inside, C, W, CAP)
+            place = saved + (target * (W - 1) + j) * C + channels
+            tl.store(place, value.to(saved.dtype.element_ty), mask=inside)
+    return acc
 
 
 @triton.jit
@@ -336,28 +444,35 @@ def main_one(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """As `main`, for windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: the others.
+    """As `main`, for windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: others; -1: all.
 
-    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them.
+    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them; with
+    few lanes in all, another launch costs more than registers.
     """
     block, value_head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if LANES == 0:
+    if LANES <= 0:
         row, count = tl.load(rows + third).to(tl.int64), tl.load(counts + third)
         begin, end, at = tl.load(base + third), tl.load(end_base + third), tl.load(position + third)
         slot, token = tl.load(read_slot + third).to(tl.int64), tl.load(offsets + third).to(tl.int64)
         values = block * BV + tl.arange(0, BV)
-        wanted = (row > 0) & (count > 0) & (end == begin)
+        wanted = (row > 0) & ((end == begin) | (LANES < 0)) & ((count > 0) | (end > begin))
         inside = (values < V) & wanted
         state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), H * GROUP, K, V)
         if not wanted:
             return
-        _absorb(
-            state.to(tl.float32), third, row, token, at, end, value_head, values, inside,
-            qk, v, out, journal_u, old_in, mix_in, v_stride, H, GROUP, K, V, JP, CAP,
-        )  # fmt: skip
+        if LANES < 0:  # noqa: SIM102  which is known when this is compiled, and the other is not
+            if end > begin:
+                state = _fold_lane(
+                    state, row, begin, tl.load(write_slot + third).to(tl.int64), value_head, values, inside,
+                    saved, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
+                )  # fmt: skip
+        if count > 0:
+            _absorb(
+                state.to(tl.float32), third, row, token, at, end, value_head, values, inside,
+                qk, v, out, journal_u, old_in, mix_in, v_stride, H, GROUP, K, V, JP, CAP,
+            )  # fmt: skip
     else:
-        some, places, channels = tl.arange(0, LANES), tl.arange(0, JP), tl.arange(0, K)
-        HV: tl.constexpr = H * GROUP
+        some = tl.arange(0, LANES)
         lane = third * LANES + some
         real = lane < lanes
         all_rows = tl.load(rows + lane, mask=real, other=0).to(tl.int64)
@@ -371,36 +486,49 @@ def main_one(
                 row, begin = tl.load(rows + this).to(tl.int64), tl.load(base + this)
                 end, at, count = tl.load(end_base + this), tl.load(position + this), tl.load(counts + this)
                 token, slot = tl.load(offsets + this).to(tl.int64), tl.load(read_slot + this).to(tl.int64)
-                target = tl.load(write_slot + this).to(tl.int64)
-                state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), HV, K, V)
-                place = ((begin + places) % CAP)[:, None]
-                keys = tl.load(
-                    journal_k
-                    + (row * CAP * H + value_head // GROUP) * K
-                    + place * (H * K)
-                    + channels[None, :],
-                    mask=(places < J)[:, None],
-                    other=0.0,
-                )
-                adds = tl.load(
-                    journal_u + (row * CAP * HV + value_head) * V + place * (HV * V) + values[None, :],
-                    mask=(places < J)[:, None] & inside[None, :],
-                    other=0.0,
-                )
-                gates = journal_g + row * CAP * HV + value_head
-                after = tl.load(gates + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
-                whole = tl.sum(tl.load(gates + ((begin + places) % CAP) * HV, mask=places < J, other=0.0))
-                state = _folded(state, tl.exp(whole), keys, tl.exp(tl.cumsum(after, reverse=True)), adds)
-                tl.store(
-                    saved + (target * HV + value_head) * K * V + channels[:, None] * V + values[None, :],
-                    state,
-                    mask=inside[None, :],
-                )
+                state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), H * GROUP, K, V)
+                state = _fold_lane(
+                    state, row, begin, tl.load(write_slot + this).to(tl.int64), value_head, values, inside,
+                    saved, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
+                )  # fmt: skip
                 if count > 0:
                     _absorb(
                         state.to(tl.float32), this, row, token, at, end, value_head, values, inside,
                         qk, v, out, journal_u, old_in, mix_in, v_stride, H, GROUP, K, V, JP, CAP,
                     )  # fmt: skip
+
+
+@triton.jit
+def _fold_lane(
+    state, row, begin, target, value_head, values, inside,
+    saved, journal_k, journal_u, journal_g,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """A line of a lane's journal into its checkpoint, which is stored as well."""
+    HV: tl.constexpr = H * GROUP
+    places, channels = tl.arange(0, JP), tl.arange(0, K)
+    place = ((begin + places) % CAP)[:, None]
+    keys = tl.load(
+        journal_k + (row * CAP * H + value_head // GROUP) * K + place * (H * K) + channels[None, :],
+        mask=(places < J)[:, None],
+        other=0.0,
+    )
+    adds = tl.load(
+        journal_u + (row * CAP * HV + value_head) * V + place * (HV * V) + values[None, :],
+        mask=(places < J)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    gates = journal_g + row * CAP * HV + value_head
+    after = tl.load(gates + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
+    whole = tl.sum(tl.load(gates + ((begin + places) % CAP) * HV, mask=places < J, other=0.0))
+    state = _folded(state, tl.exp(whole), keys, tl.exp(tl.cumsum(after, reverse=True)), adds)
+    tl.store(
+        saved + (target * HV + value_head) * K * V + channels[:, None] * V + values[None, :],
+        state,
+        mask=inside[None, :],
+    )
+    return state
 
 
 @triton.jit

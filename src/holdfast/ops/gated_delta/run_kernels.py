@@ -19,28 +19,30 @@ import triton.language as tl
 
 from .kernels import _folded
 
-SEGMENT = tl.constexpr(64)
-PART = tl.constexpr(16)
-"""Of a segment's triangular system, blocks of this size are inverted row by row."""
+
+@triton.jit
+def _product(a, b):
+    return tl.dot(a, b, input_precision="tf32x3")
 
 
 @triton.jit
 def _inverse(system):
-    """(1 + system)^-1, system strictly lower triangular [64, 64]: diagonal blocks by rows, the rest by products."""
-    rows = tl.arange(0, 64)[:, None]
-    columns = tl.arange(0, 64)[None, :]
-    same = (rows // PART) == (columns // PART)
-    near = tl.where(same, system, 0.0)
-    diagonal = tl.where(rows == columns, 1.0, 0.0)
-    for t in tl.static_range(1, 16):
-        line = tl.sum(tl.where(rows % PART == t, near, 0.0), 0)  # of each block, its row t
-        solved = tl.sum(line[:, None] * diagonal, 0)
-        diagonal -= tl.where((rows % PART == t) & same, solved[None, :], 0.0)
-    far = tl.where(same, 0.0, system)
-    m = tl.dot(diagonal, far, input_precision="tf32x3")  # strictly lower by blocks: its fourth power is zero
-    mm = tl.dot(m, m, input_precision="tf32x3")
-    first = tl.where(rows == columns, 1.0, 0.0) + mm - m - tl.dot(mm, m, input_precision="tf32x3")
-    return tl.dot(first, diagonal, input_precision="tf32x3")
+    """(1 + system)^-1 of a strictly lower triangular [64, 64].
+
+    Diagonal blocks of 8 by powers, of which the eighth is zero; then of 16, 32 and 64, each from those of half its
+    size. Powers of larger blocks would cancel: of keys that repeat, those of 64 have elements of 10^18.
+    """
+    rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+    one = tl.where(rows == columns, 1.0, 0.0)
+    near = tl.where(rows // 8 == columns // 8, system, 0.0)
+    square = _product(near, near)
+    inverse = _product(one - near, one + square)
+    inverse += _product(inverse, _product(square, square))
+    for half in tl.static_range(3):
+        size = 16 << half
+        below = (rows // size == columns // size) & (rows // (size // 2) != columns // (size // 2))
+        inverse -= _product(_product(inverse, tl.where(below, system, 0.0)), inverse)
+    return inverse
 
 
 @triton.jit

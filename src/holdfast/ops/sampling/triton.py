@@ -51,6 +51,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return out
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    none = logits[:0, 0]
+    return sample(logits, SamplingRows(none, none, none, none, none, none, draws=False, truncates=False))
+
+
 def cut(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor, Tensor]:
     """[S] each: the lowest key that a row keeps by top_k and top_p, the last token at it, the largest logit."""
     count, vocab = logits.shape

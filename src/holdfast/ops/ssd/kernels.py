@@ -414,12 +414,13 @@ def chunk(
     export_first, export_line, export_slot,
     x_stride, b_stride, c_stride, dt_stride, g_stride,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    BT: tl.constexpr, CAP: tl.constexpr,
+    BT: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Runs, from their checkpoint on: first what the journal holds, then the tokens given.
 
-    Pieces end at multiples of BT, at the last line, and where an export is asked for. There the state passes
-    through the pool's dtype. The journal is only read: its tail is appended when all have read it.
+    Pieces end at multiples of BT, at the last line, and where an export is asked for. There the state passes through
+    the pool's dtype, unless it is at a multiple of BT that is none of CHUNK. The journal is only read: its tail is
+    appended when all have read it.
     """
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
@@ -491,12 +492,14 @@ def chunk(
         )
         weight = steps * tl.exp(tl.cumsum(after, reverse=True))
         added = product(keys.trans(1, 0), weight[:, None] * values.to(tl.float32))
-        rounded = (tl.exp(tl.sum(gates)) * state + added).to(saved.dtype.element_ty)
+        state = tl.exp(tl.sum(gates)) * state + added
+        rounded = state.to(saved.dtype.element_ty)
         if high == stop:
             tl.store(saved + (target * H + head) * S * P + offset, rounded, mask=tile)
         while (export < exports) & (tl.load(export_line + export) == high):
             copy = tl.load(export_slot + export)
             tl.store(saved + (copy * H + head) * S * P + offset, rounded, mask=tile)
             export += 1
-        state = rounded.to(tl.float32)
+        if (high % CHUNK == 0) | (high == stop) | (high == wished):
+            state = rounded.to(tl.float32)
         low = high

@@ -38,6 +38,8 @@ class FoldTiles:
     warps: int
 
 
+USUAL_STATES = 128
+"""Tiles are chosen for so many states of a head; programs with more have as many more warps."""
 WINDOWS = Tiles(channels=32, warps=1)
 FOLDS = FoldTiles(channels=32, lanes=8, warps=2)
 RUNS = Tiles(channels=32, warps=4, stages=1)
@@ -70,6 +72,10 @@ def _places(step: StateStep) -> tuple[int, int]:
     if step.longest_window <= 1:
         return 1, padded(step.most_held)
     return padded(step.longest_window), padded(step.grid - 1 + step.longest_window)
+
+
+def _deeper(states: int) -> int:
+    return max(1, padded(states) // USUAL_STATES)
 
 
 def advance(
@@ -114,6 +120,7 @@ def _windows(
     blocks = (triton.cdiv(width, tiles.channels), heads, lanes)
     absorbed: tuple[Any, ...] = (inputs["c"], out, pool.saved, *journal)
     line = {"J": step.grid, "JP": padded(step.grid)}
+    deeper = _deeper(states)
     if step.longest_window <= 1:
         few = min(LEAST, triton.next_power_of_2(group))
         kernels.front_one[(groups * triton.cdiv(group, few), lanes)](
@@ -126,10 +133,15 @@ def _windows(
         with beside(out.device):
             folds = (triton.cdiv(width, FOLDS.channels), heads, triton.cdiv(lanes, FOLDS.lanes))
             kernels.main_one[folds](
-                *arguments, **shape, **line, BP=FOLDS.channels, LANES=FOLDS.lanes, num_warps=FOLDS.warps
+                *arguments,
+                **shape,
+                **line,
+                BP=FOLDS.channels,
+                LANES=FOLDS.lanes,
+                num_warps=FOLDS.warps * deeper,
             )
         kernels.main_one[blocks](
-            *arguments, **shape, **line, BP=tiles.channels, LANES=0, num_warps=tiles.warps
+            *arguments, **shape, **line, BP=tiles.channels, LANES=0, num_warps=tiles.warps * deeper
         )
     else:
         few = math.gcd(group, 4)
@@ -158,13 +170,17 @@ def _runs(
 ) -> None:
     (heads, width), (groups, states) = inputs["x"].shape[1:], inputs["b"].shape[1:]
     entries = ("x", "b", "dt", "log_decay")
+    wide = (
+        inputs["x"].element_size() > 2 and states > USUAL_STATES
+    )  # whole blocks would not fit a multiprocessor
     kernels.chunk[(triton.cdiv(width, tiles.channels), heads, len(runs.rows))](
         *inputs.values(), out, pool.saved, *(pool.journal[name] for name in entries),
         runs.rows, runs.counts, runs.offsets, runs.position,
         runs.base, runs.end_base, runs.read_slot, runs.write_slot,
         exports.first, exports.line, exports.slot,
         *(given.stride(0) for given in inputs.values()),
-        G=groups, GROUP=heads // groups, S=states, SP=padded(states), P=width, BP=tiles.channels, BT=CHUNK,
-        CAP=pool.capacity, num_warps=tiles.warps, num_stages=tiles.stages,
+        G=groups, GROUP=heads // groups, S=states, SP=padded(states), P=width, BP=tiles.channels,
+        BT=CHUNK // 2 if wide else CHUNK, CHUNK=CHUNK, CAP=pool.capacity,
+        num_warps=tiles.warps * _deeper(states), num_stages=tiles.stages,
     )  # fmt: skip
     append_tails({name: inputs[name] for name in entries}, pool, runs)

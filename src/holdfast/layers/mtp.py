@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..layers.batch import Batch, Build
-from ..layers.linear import Linear, RMSNorm, Stream
-from .base import Rename, renamer
+from .batch import Batch, Build
+from .linear import Linear, RMSNorm, Stream
 
 
 class MTPHead(nn.Module):
@@ -31,22 +30,3 @@ class MTPHead(nn.Module):
         for block in self.blocks:
             stream = block(stream, batch)
         return self.norm.of_stream(stream)[1]
-
-
-def head_renamer(rename: Rename) -> Rename:
-    """Names in the files to names of the head, for a model that renames its own so. Its layers are like the model's;
-    what is not the head's is left out."""
-    own = renamer(
-        (
-            (r"mtp\.pre_fc_norm_embedding\.(.*)", r"embedding_norm.\1"),
-            (r"mtp\.pre_fc_norm_hidden\.(.*)", r"hidden_norm.\1"),
-            (r"mtp\.(fc|norm)\.(.*)", r"\1.\2"),
-            (r"(?!mtp\.).*", None),
-        )
-    )
-
-    def head_rename(name: str) -> str | None:
-        layer = name.removeprefix("mtp.layers.")
-        return own(name) if layer == name else rename(f"model.layers.{layer}")
-
-    return head_rename

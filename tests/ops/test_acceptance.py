@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.ops.acceptance.reference import count_accepted
 from holdfast.ops.sampling.reference import SamplingRows, sample, truncate
-from holdfast.spec.verify import count_accepted
 
 REQUESTS, VOCAB, DEPTH = 120_000, 6, 3
 

@@ -1,0 +1,41 @@
+"""Products of few tokens in Triton against torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from .steps import seeded
+
+pytest.importorskip("triton")
+from holdfast.ops.linear import triton as twin
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.gpu if DEVICE.type == "cuda" else []
+DTYPE = torch.float16  # the interpreter has no right bfloat16
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16])
+@pytest.mark.parametrize("shape", [(40, 33), (17, 600), (6200, 24)], ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_products_of_few_tokens(tokens: int, shape: tuple[int, int], biased: bool) -> None:
+    outputs, inputs = shape
+    wide = torch.randn(tokens, inputs + 5, generator=seeded(1)).to(DEVICE, DTYPE)
+    x = wide[:, 3 : 3 + inputs]  # a view of a wider projection
+    weight = torch.randn(outputs, inputs, generator=seeded(2)).to(DEVICE, DTYPE)
+    bias = torch.randn(outputs, generator=seeded(3)).to(DEVICE, DTYPE) if biased else None
+    assert twin.takes(x, weight)
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    got = twin.linear(x, weight, bias)
+    assert got.dtype == DTYPE
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-3 * inputs**0.5)
+
+
+def test_what_is_left_to_a_library() -> None:
+    x, weight = torch.zeros(17, 8, dtype=DTYPE), torch.zeros(4, 8, dtype=DTYPE)
+    assert twin.takes(x[:16], weight)
+    assert not twin.takes(x, weight), "too many tokens"
+    assert not twin.takes(x[:0], weight)
+    assert not twin.takes(x[:1].float(), weight.float()), "float32 needs more than these instructions"
+    assert not twin.takes(x[:1], torch.zeros(8, 4, dtype=DTYPE).t()), "rows that lie apart"
