@@ -35,7 +35,8 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
     metrics, intake = Metrics(), Intake(directory, config.seed)
     client = EngineClient(Start(str(directory), config, log), intake, metrics)
     name = options.served_model_name or (model if model and not Path(model).exists() else directory.name)
-    api = Api(ServedModel(name, intake), options, client, metrics)
+    served = ServedModel(name, intake)
+    api = Api(served, options, client, metrics)
     failures: list[str] = []
 
     def give_up(reason: str) -> None:
