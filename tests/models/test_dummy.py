@@ -45,7 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def weights(directory: Path, **options: Any) -> dict[str, torch.Tensor]:
     config = EngineConfig(load_format="dummy", max_model_len=128, **options)
-    return Blueprint(directory, config).build_model().state_dict()
+    return Blueprint(directory, config).build().model.state_dict()
 
 
 def test_every_weight_is_filled_and_the_same_again(directory: Path) -> None:
