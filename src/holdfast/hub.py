@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .builtin import SMALL, builtin_model
+from .builtin import SMALL, builtin_models
 
 PREFIX = "models--"
 
@@ -21,7 +21,7 @@ def find_model(model: str | Path | None) -> Path:
     if not isinstance(model, (str, Path)):
         raise TypeError(f"model must be the path of a directory, or None for the built-in one, not {model!r}")
     path, name = Path(model).expanduser(), str(model)
-    return path if path.exists() else builtin_model(name) or _newest_snapshot(name) or path
+    return path if path.exists() else builtin_models().get(name) or _newest_snapshot(name) or path
 
 
 def downloaded_models() -> Iterator[tuple[str, Path]]:

@@ -17,7 +17,7 @@ from tests.evidence.rules import assert_evidence, compare
 from tests.faults.wrong_place import next_lanes_slots
 
 from holdfast import LLM, SamplingParams
-from holdfast.builtin import SMALL, TINY_LFM2, builtin_model
+from holdfast.builtin import SMALL, TINY_LFM2, builtin_models
 from holdfast.eval.questions import SETS, Question, QuestionSet, read_set
 from holdfast.eval.run import EVERYTHING, PLAIN, count_right
 from holdfast.text import Tokenizer
@@ -42,9 +42,9 @@ def test_what_is_in_the_box() -> None:
     weights = {path.parent.name: path.stat().st_size for path in SMALL.parent.glob("*/*.safetensors")}
     assert weights["holdfast-small"] <= 16 * 2**20
     assert sum(weights.values()) <= 24e6
-    for name in weights:
-        directory = builtin_model(name)
-        assert directory is not None and "Trained" in (directory / "README.md").read_text(), name
+    assert weights.keys() == builtin_models().keys()
+    for name, directory in builtin_models().items():
+        assert "Trained" in (directory / "README.md").read_text(), f"{name} has no card"
 
 
 @pytest.mark.parametrize("directory", [SMALL, TINY_LFM2], ids=lambda path: path.name)
@@ -114,4 +114,3 @@ def test_names() -> None:
     small = dict(max_model_len=64, max_num_seqs=1)
     [by_name], [by_default] = (LLM(it, **small).chat(talk("Hi"), params) for it in (SMALL.name, None))
     assert by_name.token_ids == by_default.token_ids
-    assert builtin_model("holdfast-large") is None

@@ -35,7 +35,11 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert cli.main(["models"]) == 0
     printed = capsys.readouterr().out
-    assert "  Lfm2ForCausalLM\n" in printed and "No model of the hub" in printed
+    assert (
+        "  Lfm2ForCausalLM\n" in printed
+        and "Built in:\n  holdfast-small\n" in printed
+        and "No model of the hub" in printed
+    )
     for name, kind in (("maker--known", "Lfm2ForCausalLM"), ("maker--new", "NewForCausalLM")):
         snapshot = tmp_path / f"models--{name}" / "snapshots" / "1"
         snapshot.mkdir(parents=True)

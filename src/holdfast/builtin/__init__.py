@@ -15,6 +15,6 @@ NOTICE = (
 )
 
 
-def builtin_model(name: str) -> Path | None:
-    """Of a model or drafter that is here, by its name."""
-    return next((path for path in _HERE.iterdir() if path.name == name and path.is_dir()), None)
+def builtin_models() -> dict[str, Path]:
+    """Models and drafters, by name."""
+    return {path.name: path for path in sorted(_HERE.iterdir()) if (path / "config.json").is_file()}
