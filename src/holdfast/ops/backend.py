@@ -83,6 +83,11 @@ class Ops:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
 
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(gate) * up, of a weight whose first half gives the gate and whose second half gives up."""
+        gate, up = self.linear(x, weight, bias).chunk(2, -1)
+        return self.silu_mul(gate, up)
+
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [tokens, heads, inputs], weight [heads, outputs, inputs] -> [tokens, heads, outputs]"""
         return torch.einsum("thi,hoi->tho", x, weight)

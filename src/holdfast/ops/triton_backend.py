@@ -47,6 +47,11 @@ class TritonOps(Ops):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
 
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None and linear.takes(x, weight):
+            return linear.gated(x, weight)
+        return super().gated_linear(x, weight, bias)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
 
