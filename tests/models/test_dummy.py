@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests import random_model
 from tests.capacity.shapes import ZOO
 
 from holdfast import LLM, SamplingParams
 from holdfast.blueprint import Blueprint
 from holdfast.config import EngineConfig
-from holdfast.models import demo, registry
+from holdfast.models import registry
 
-HYBRID = demo.CONFIG
+HYBRID = random_model.CONFIG
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5ForConditionalGeneration": {"text_config": HYBRID},

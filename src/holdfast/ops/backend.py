@@ -51,8 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
-    recordable = False
-    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
+    records = False
+    """Windows without a tree are absorbed without a word from the device, so that a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
@@ -82,6 +82,11 @@ class Ops:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(gate) * up, of a weight whose first half gives the gate and whose second half gives up."""
+        gate, up = self.linear(x, weight, bias).chunk(2, -1)
+        return self.silu_mul(gate, up)
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [tokens, heads, inputs], weight [heads, outputs, inputs] -> [tokens, heads, outputs]"""
@@ -264,6 +269,10 @@ class Ops:
             pool,
             step,
         )
+
+    def records_delta(self, key_dim: int) -> bool:
+        """Whether that goes for delta nets with keys of this size."""
+        return self.records
 
     def gated_delta(
         self,
