@@ -26,8 +26,8 @@ from tests.spec.spied import assert_drafts, spied
 
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
+from holdfast.models.eagle import parse
 from holdfast.models.loader import WeightsError
-from holdfast.spec.eagle import parse
 
 DEPTH = 4
 EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=112, page_size=8, fold_every=8, exact=True)

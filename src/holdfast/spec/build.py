@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..config import ConfigError, EngineConfig, SpeculativeConfig
 from ..layers.batch import Build
+from ..models import dflash, eagle
 from ..models.base import CausalLM, Rename
 from ..models.registry import ARCHITECTURES, Description, describe, read_config
-from . import dflash, eagle
+from .dflash import DFlash
 from .drafter import Drafter
+from .eagle import Eagle
 from .mtp import MTP, head_renamer
 from .ngram import NGram
 from .standalone import Standalone
@@ -36,8 +37,10 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
         return _standalone(config, engine.max_model_len, model)
     if config.method == "mtp":
         return _mtp(config, model)
-    if config.method in HEADS:
-        return _head(config)
+    if config.method == "eagle":
+        return _eagle(config)
+    if config.method == "dflash":
+        return _dflash(config)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
     return DrafterPlan(lambda build, model: NGram(config.num_speculative_tokens, **lookup))
 
@@ -61,18 +64,24 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
     )
 
 
-HEADS: dict[str, Callable[[Mapping[str, Any], str], eagle.EagleConfig | dflash.DFlashConfig]]
-HEADS = {"eagle": eagle.parse, "dflash": dflash.parse}
-"""Drafters that read what the model makes of its tokens, by the format that their files have."""
+def _eagle(config: SpeculativeConfig) -> DrafterPlan:
+    directory, depth = _directory(config), config.num_speculative_tokens
+    own = eagle.parse(read_config(directory), f"{directory}/config.json")
+
+    def lay_out(build: Build, model: CausalLM) -> Drafter:
+        return Eagle(depth, build, own.build(build, model), model, own.reads(len(model.blocks)))
+
+    return DrafterPlan(lay_out, directory=directory, rename=own.rename)
 
 
-def _head(config: SpeculativeConfig) -> DrafterPlan:
-    directory = _directory(config)
-    head = HEADS[config.method](read_config(directory), f"{directory}/config.json")
-    depth = config.num_speculative_tokens
-    return DrafterPlan(
-        lambda build, model: head.lay_out(depth, build, model), directory=directory, rename=head.rename
-    )
+def _dflash(config: SpeculativeConfig) -> DrafterPlan:
+    directory, depth = _directory(config), config.num_speculative_tokens
+    own = dflash.parse(read_config(directory), f"{directory}/config.json")
+
+    def lay_out(build: Build, model: CausalLM) -> Drafter:
+        return DFlash(depth, own.build(build, model, depth=depth), model, own.layer_ids, own.mask_token)
+
+    return DrafterPlan(lay_out, directory=directory, rename=own.rename)
 
 
 def _directory(config: SpeculativeConfig) -> Path:

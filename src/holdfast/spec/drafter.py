@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import ConfigError
 from ..layers.batch import Batch
 from ..memory.kv_pool import KVPool
 from ..memory.spec import KVSpec, StateSpec
 from ..memory.state_pool import StatePool
-from ..models.base import CausalLM, declared
+from ..models.base import declared
 from ..ops.step import Tree
 
 PREFIX = "draft."
@@ -128,23 +127,3 @@ def all_meant(tokens: list[Tensor]) -> Draft:
     """depth times [N]: a chain in which every draft was meant."""
     stacked = torch.stack(tokens, 1)
     return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))
-
-
-def check_fits(model: CausalLM, *, vocab: int, hidden: int) -> None:
-    """A drafter of these sizes beside the model that it reads."""
-    sizes = zip(("vocab", "hidden"), (vocab, hidden), model.embed.weight.shape, strict=True)
-    for what, own, wanted in sizes:
-        if own != wanted:
-            raise ConfigError(
-                f"speculative_config: the drafter has {what}_size={own}, the model {wanted}; "
-                "a drafter fits the model that it was trained for"
-            )
-
-
-def layers_read(reads: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Checked against the model's."""
-    if not reads or not all(type(i) is int and 0 <= i < layers for i in reads):
-        raise ConfigError(
-            f"speculative_config: the drafter reads layers {list(reads)} of the model, which has {layers}, from 0 on"
-        )
-    return reads
