@@ -88,6 +88,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "mtp": (),
     "eagle": ("model",),
+    "eagle_multi": ("model",),
     "dflash": ("model",),
     "standalone": ("model",),
 }

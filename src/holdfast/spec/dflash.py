@@ -26,8 +26,8 @@ class DFlash(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(features.layers, batch)

@@ -96,9 +96,9 @@ class Drafter(nn.Module):
         self.depth = depth
 
     @property
-    def trained(self) -> nn.Module | None:
-        """What its files fill."""
-        return None
+    def trained(self) -> tuple[nn.Module, ...]:
+        """What files fill, each from a directory of its own."""
+        return ()
 
     def check(self) -> None:
         """That what the files filled it with can be used."""
