@@ -215,6 +215,27 @@ class PlainEagle(Plain):
             previous = torch.cat((previous, found))
         return tokens[len(text) :]
 
+    @torch.inference_mode()
+    def tree(self, text: list[int], sizes: list[int], topk: int) -> set[tuple[int, ...]] | None:
+        """The paths that a tree with levels of these sizes has; None if rounding could decide about one."""
+        level = [((), self.known(text[:-1]), 0.0)]
+        paths: set[tuple[int, ...]] = set()
+        for size in sizes:
+            grown: list[tuple[tuple[int, ...], Tensor, float]] = []
+            for path, previous, score in level:
+                found = self.hidden([*text, *path], previous)[-1:]
+                best = self.logits(found[0]).log_softmax(-1).topk(topk)
+                ways = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                grown += [
+                    ((*path, token), torch.cat((previous, found)), score + more) for token, more in ways
+                ]
+            grown.sort(key=lambda each: -each[2])
+            if len(grown) > size and grown[size - 1][2] - grown[size][2] < UNSURE:
+                return None
+            level = grown[:size]
+            paths |= {path for path, _, _ in level}
+        return paths
+
 
 class PlainEagleMulti:
     """A chain of heads: each reads what the one before made of all tokens."""

@@ -15,6 +15,7 @@ from .dflash import DFlash
 from .drafter import Drafter
 from .eagle import Eagle
 from .eagle_multi import EagleMulti
+from .eagle_tree import EagleTree
 from .mtp import MTP, head_renamer
 from .ngram import NGram
 from .standalone import Standalone
@@ -77,7 +78,11 @@ def _eagle(config: SpeculativeConfig) -> DrafterPlan:
     own = eagle.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
-        return Eagle(depth, build, own.build(build, model), model, own.reads(len(model.blocks)))
+        head, reads = own.build(build, model), own.reads(len(model.blocks))
+        if config.topk == 1:
+            return Eagle(depth, build, head, model, reads)
+        sizes = {"nodes": config.most_drafts, "levels": depth, "topk": config.topk}
+        return EagleTree(build, head, model, reads, **sizes)
 
     return DrafterPlan(lay_out, (Files(directory, own.rename),))
 

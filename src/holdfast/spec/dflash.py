@@ -47,4 +47,5 @@ def all_seeing(block: Tensor) -> Tree:
     return Tree(
         ancestors=torch.ones(lanes, count, count, dtype=torch.bool, device=block.device),
         depths=torch.arange(count, device=block.device).expand(lanes, count),
+        straight=True,
     )

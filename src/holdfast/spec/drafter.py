@@ -88,6 +88,8 @@ class Draft:
 class Drafter(nn.Module):
     """`depth` drafts at a time. One without layers needs `propose` only."""
 
+    branches = False
+    """Its drafts are trees."""
     reads: tuple[int, ...] = ()
     """Layers of the model, counted from 0, whose output it wants among the features."""
 
