@@ -55,7 +55,7 @@ def ngram(count: object, **further: object) -> dict[str, Any]:
         ({"speculative_config": "ngram"}, "speculative_config='ngram' must be None, or name a method"),
         (
             {"speculative_config": {"method": "oracle"}},
-            "method='oracle' is not one of ngram, mtp, standalone",
+            "method='oracle' is not one of ngram, mtp, eagle, eagle_multi, dflash, standalone",
         ),
         ({"speculative_config": {"method": "ngram"}}, "ngram needs 'num_speculative_tokens'"),
         (ngram(0), "num_speculative_tokens=0 must be 1 to 15"),
