@@ -16,6 +16,7 @@ from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
 from ..memory.state_pool import Committed, StatePool
 from ..ops.acceptance.reference import Verified
+from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
 from ..spec.ensemble import Ensemble
@@ -123,11 +124,17 @@ class Runner:
         """From logits to tokens; cursors move; what comes next is guessed."""
         batch = passed.batch
         chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
-        verified, chosen = self.speculation.verify(batch.step, lanes, chosen, self.state, self.kv)
+        verified, chosen = self._verify(batch.step, lanes, chosen)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)
         drafted = self.speculation.propose(committed, lanes, self.sampler, needs, self.state, self.kv)
         return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
+
+    def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
+        """What was chosen for a lane then begins with what it gets."""
+        if (trees := self.speculation.trees) is not None:
+            return trees.verify(step, lanes, chosen, self.state, self.kv)
+        return self.speculation.verify(step, lanes, chosen.tokens), chosen
 
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
