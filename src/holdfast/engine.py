@@ -106,7 +106,7 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.model.ops.recordable
+    uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.recordable
     shapes = (
         uniform_shapes(capacity.limits) if uniform else ()
     )  # also where nothing is recorded: the same bits

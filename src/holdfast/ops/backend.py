@@ -65,6 +65,10 @@ class Ops:
                 known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
                 raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
 
+    def delta_recordable(self, key_dim: int) -> bool:
+        """Whether that holds of a delta net with keys so wide."""
+        return self.recordable
+
     # tokens in, tokens out: one row never depends on another
 
     def packed(self, weight: Tensor, device: str) -> Tensor:

@@ -44,6 +44,9 @@ class TritonOps(Ops):
         }
         super().__init__("triton", orders)
 
+    def delta_recordable(self, key_dim: int) -> bool:
+        return _is_power_of_two(key_dim)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
 
