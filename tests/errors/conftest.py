@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from holdfast.models.demo import write_demo_model
+from tests.random_model import write_random_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +21,7 @@ def one_thread() -> Iterator[None]:
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good model with a tokenizer. Not to be changed."""
     directory = tmp_path_factory.mktemp("model")
-    write_demo_model(directory)
+    write_random_model(directory)
     return directory
 
 

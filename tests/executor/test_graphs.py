@@ -104,7 +104,7 @@ def test_layers_that_wait_for_the_device_are_not_recorded(
     qwen3_5("d", linear_key_head_dim=key_dim).build().save_pretrained(tmp_path)
     blueprint = Blueprint(tmp_path, EngineConfig(backend="triton", max_num_seqs=1, max_model_len=32))
     ensemble = blueprint.build()
-    assert ensemble.recordable is recordable
+    assert ensemble.model.recordable is recordable
     recording = recording_runner(ensemble, blueprint.capacity.limits, torch.device("cpu"))
     with nullcontext() if recordable else pytest.raises(RuntimeError, match="waits for the device"):
         recording.record()

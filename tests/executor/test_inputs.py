@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.random_model import random_model
 
 from holdfast import LLM
 from holdfast.executor.inputs import Inputs, Lanes, Shape
@@ -17,7 +18,7 @@ def work(row: int, tokens: int, *, sample: bool) -> RowWork:
 
 
 def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
-    limits = LLM(None, max_num_seqs=4, max_model_len=256).capacity.limits
+    limits = LLM(random_model(), max_num_seqs=4, max_model_len=256).capacity.limits
     plan = StepPlan(
         1,
         work=(
@@ -51,7 +52,9 @@ DRAFTING = StepPlan(
 
 
 def drafting_lanes(*shapes: Shape) -> Lanes:
-    limits = LLM(None, max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS).capacity.limits
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
     return Inputs(limits, torch.device("cpu"), shapes).fill(DRAFTING)
 
 

@@ -85,6 +85,13 @@ class CausalLM(nn.Module):
         logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)
         return logits if self.logits_scale == 1.0 else logits * self.logits_scale
 
+    @property
+    def recordable(self) -> bool:
+        """No layer has to ask the device about a step of windows."""
+        return self.ops.records and all(
+            getattr(layer, "recordable", True) for layer in self.modules() if layer is not self
+        )
+
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
         return declared(self, "state_spec")

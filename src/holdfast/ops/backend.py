@@ -51,8 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
-    recordable = False
-    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
+    records = False
+    """Windows without a tree are absorbed without a word from the device, so that a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
@@ -64,10 +64,6 @@ class Ops:
             if sorted(order) != sorted(TEMPORAL_AXES.get(operation, ())):
                 known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
                 raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
-
-    def delta_recordable(self, key_dim: int) -> bool:
-        """Whether that holds of a delta net with keys so wide."""
-        return self.recordable
 
     # tokens in, tokens out: one row never depends on another
 
@@ -264,6 +260,10 @@ class Ops:
             pool,
             step,
         )
+
+    def records_delta(self, key_dim: int) -> bool:
+        """Whether that goes for delta nets with keys of this size."""
+        return self.records
 
     def gated_delta(
         self,

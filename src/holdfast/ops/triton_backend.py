@@ -33,7 +33,7 @@ from .twins.launch import tell
 
 
 class TritonOps(Ops):
-    recordable = True
+    records = True
 
     def __init__(self) -> None:
         orders = {
@@ -43,9 +43,6 @@ class TritonOps(Ops):
             "selective_scan": selective_scan.ORDER,
         }
         super().__init__("triton", orders)
-
-    def delta_recordable(self, key_dim: int) -> bool:
-        return _is_power_of_two(key_dim)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
@@ -157,7 +154,7 @@ class TritonOps(Ops):
         step: StateStep,
     ) -> Tensor:
         value_heads, key_dim, value_dim = pool.saved.shape[1:]
-        if step.tree is not None or not _is_power_of_two(key_dim):
+        if step.tree is not None or not self.records_delta(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
         tell(pool, step, len(inputs.qkv))
         if step.longest_window <= 1 and step.num_windows == len(step.rows):
@@ -174,6 +171,9 @@ class TritonOps(Ops):
         if len(step.rows) > step.num_windows:
             gated_delta_runs.runs(qk, v, log_g, beta, pool, step, out, scale=scale)
         return out
+
+    def records_delta(self, key_dim: int) -> bool:
+        return key_dim >= gated_delta.LEAST and not key_dim & (key_dim - 1)
 
     def kda(
         self,
@@ -213,7 +213,3 @@ class TritonOps(Ops):
 
 def _out(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=torch.float32, device=like.device)
-
-
-def _is_power_of_two(size: int) -> bool:
-    return size >= gated_delta.LEAST and not size & (size - 1)

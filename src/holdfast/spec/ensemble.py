@@ -22,13 +22,6 @@ class Ensemble(nn.Module):
             self.drafter.absorb(batch, Features(hidden))
         return hidden
 
-    @property
-    def recordable(self) -> bool:
-        """Steps of windows can be recorded; a layer that cannot says so."""
-        return self.model.ops.recordable and all(
-            getattr(layer, "recordable", True) for part in self.children() for layer in part.modules()
-        )
-
     def state_specs(self) -> dict[str, StateSpec]:
         return {**self.model.state_specs(), **(self.drafter.state_specs() if self.drafter else {})}
 

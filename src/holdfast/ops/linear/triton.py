@@ -3,11 +3,12 @@
 Measured on an H200 in bfloat16, microseconds for one token and for sixteen, beside cuBLAS and the bytes' own time:
 
     outputs x inputs     bytes   1 token, cuBLAS   16 tokens, cuBLAS
-    2048 x 2048            2.0     4.4   6.2          5.8    6.3
-    2048 x 8192            8.0    10.6  13.9         13.8   14.0
-    2560 x 4096            5.0     7.6  10.5          9.5   10.7
-    12352 x 2560          15.1    16.8  19.0         17.7   19.5
-    18432 x 2560          22.5    24.0  25.9         25.1   26.8
+    2048 x 2048            2.0     4.8   5.9          6.0    6.4
+    2048 x 8192            8.0    11.8  13.0         11.8   13.0
+    2560 x 4096            5.0     8.4   9.8          9.2    9.9
+    2560 x 9216           11.2    14.9  16.1         15.7   16.6
+    12352 x 2560          15.1    16.8  19.0         18.0   19.7
+    18432 x 2560, gated   22.5                       26.9   33.8 in three launches
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Tiles:
 
 
 WIDE = Tiles(64, 128, warps=4, stages=4)
-NARROW = Tiles(16, 256, warps=2, stages=4, splits=4)
-GATED = Tiles(32, 128, warps=4, stages=4)
-ONE = Tiles(1, 4096, warps=4)
+NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
+GATED = Tiles(32, 64, warps=4, stages=5)
+ONE = Tiles(1, 1024, warps=2)
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
