@@ -93,7 +93,9 @@ def test_in_a_uniform_step_every_token_is_followed_by_a_choice() -> None:
 
 def test_a_step_in_which_nobody_takes_part() -> None:
     """What is recorded with: all lanes are padding, and the next step fills the very same tensors."""
-    limits = LLM(None, max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS).capacity.limits
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
     shape = Shape(6, 3)
     inputs = Inputs(limits, torch.device("cpu"), [shape])
     inputs.fill(DRAFTING)
@@ -120,7 +122,9 @@ def test_a_step_has_the_smallest_shape_that_it_fits_into() -> None:
 
 @pytest.mark.parametrize("seqs", [1, 3, 8, 100, 3000])
 def test_every_step_of_windows_has_a_shape(seqs: int) -> None:
-    limits = LLM(None, max_num_seqs=1, max_model_len=256, speculative_config=FOUR_DRAFTS).capacity.limits
+    limits = LLM(
+        random_model(), max_num_seqs=1, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
     shapes = uniform_shapes(replace(limits, max_num_seqs=seqs))
     lanes = sorted({shape.lanes for shape in shapes})
     assert lanes[0] == 1 and lanes[-1] == seqs and {shape.window for shape in shapes} == {1, 5}
