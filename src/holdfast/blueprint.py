@@ -53,6 +53,7 @@ class Blueprint:
             self._load(model, self._model.directory, self._model.rename)
         if self._drafter and drafter and drafter.trained and self._drafter.directory and self._drafter.rename:
             self._load(drafter.trained, self._drafter.directory, self._drafter.rename)
+            drafter.check()
         pack(ensemble.to(config.device), model.ops, config.device)
         return ensemble
 

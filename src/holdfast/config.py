@@ -87,6 +87,8 @@ class SpeculativeConfig:
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "mtp": (),
+    "eagle": ("model",),
+    "dflash": ("model",),
     "standalone": ("model",),
 }
 """Ways to make drafts, and the options that each has beside their number."""
@@ -221,6 +223,11 @@ class Limits:
     def max_drafts(self) -> int:
         """What a window may hold beside the token that drafts follow."""
         return self.max_window - 1
+
+    @property
+    def drafting_room(self) -> int:
+        """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
+        return self.max_window if self.max_drafts else 0
 
     @property
     def running_slots(self) -> int:

@@ -14,9 +14,12 @@ import pytest
 
 ENDLESS = """
 import itertools, sys, time, types
-from holdfast import cli
+from holdfast import SamplingParams, cli
 
 class Endless:
+    def default_params(self):
+        return SamplingParams()
+
     def stream(self, messages, params):
         for count in itertools.count(1):
             time.sleep(0.01)

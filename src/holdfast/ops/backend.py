@@ -13,7 +13,7 @@ from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
 from .acceptance import reference as acceptance
 from .attention import reference as attention
-from .attention.heads import Heads
+from .attention.heads import Heads, Turn
 from .causal_conv import reference as causal_conv
 from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
@@ -200,11 +200,20 @@ class Ops:
             queries = self.rms_norm(queries, norms.queries, norms.eps, zero_centred=norms.zero_centred)
             keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
         if (turn := heads.turn) is not None:
-            _, at = step.places_of(len(queries))
-            cos, sin = step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))
+            cos, sin = _angles(turn, step, len(queries))
             queries, keys = self.rotate(queries, cos, sin), self.rotate(keys, cos, sin)
         attention.write_kv(keys, values, pool, pages, step)
         return attention.paged_attention(queries, pool, pages, step, scale, exact=self.exact)
+
+    def keep_kv(
+        self, keys: Tensor, values: Tensor, heads: Heads, pool: KVState, pages: Tensor, step: StateStep
+    ) -> None:
+        """What `attention` keeps of keys and values, without attending to anything."""
+        if (norms := heads.norms) is not None:
+            keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
+        if (turn := heads.turn) is not None:
+            keys = self.rotate(keys, *_angles(turn, step, len(keys)))
+        attention.write_kv(keys, values, pool, pages, step)
 
     def latent_attention(
         self,
@@ -450,3 +459,9 @@ def _from_outside(name: str, *, exact: bool) -> Ops:
 def _swapped(orders: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Every state with its last two axes the other way round."""
     return {operation: (*order[:-2], order[-1], order[-2]) for operation, order in orders.items()}
+
+
+def _angles(turn: Turn, step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos, sin [tokens, half], of the step's tokens."""
+    _, at = step.places_of(tokens)
+    return step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))

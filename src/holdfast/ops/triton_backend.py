@@ -117,6 +117,12 @@ class TritonOps(Ops):
         queries = attention.prepare(queries, keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
         return attention.paged_attention(queries, pool, pages, step, heads.scale)
 
+    def keep_kv(
+        self, keys: Tensor, values: Tensor, heads: Heads, pool: KVState, pages: Tensor, step: StateStep
+    ) -> None:
+        turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
+        attention.prepare(keys[:, :0], keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
+
     def latent_attention(
         self,
         queries: Tensor,

@@ -301,7 +301,7 @@ class Scheduler:
 
     def _beyond(self, window: Window) -> int:
         """Of KV, what is kept beyond the last token known: drafts', and a drafter's of those that it makes next."""
-        return window.drafts + (self._limits.max_drafts if window.bonus else 0)
+        return window.drafts + (self._limits.drafting_room if window.bonus else 0)
 
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
         """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""

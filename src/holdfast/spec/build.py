@@ -8,9 +8,12 @@ from pathlib import Path
 
 from ..config import ConfigError, EngineConfig, SpeculativeConfig
 from ..layers.batch import Build
+from ..models import dflash, eagle
 from ..models.base import CausalLM, Rename
-from ..models.registry import ARCHITECTURES, Description, describe
+from ..models.registry import ARCHITECTURES, Description, describe, read_config
+from .dflash import DFlash
 from .drafter import Drafter
+from .eagle import Eagle
 from .mtp import MTP, head_renamer
 from .ngram import NGram
 from .standalone import Standalone
@@ -34,13 +37,16 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
         return _standalone(config, engine.max_model_len, model)
     if config.method == "mtp":
         return _mtp(config, model)
+    if config.method == "eagle":
+        return _eagle(config)
+    if config.method == "dflash":
+        return _dflash(config)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
     return DrafterPlan(lambda build, model: NGram(config.num_speculative_tokens, **lookup))
 
 
 def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Description) -> DrafterPlan:
-    assert config.model is not None
-    own = describe(Path(config.model).expanduser())
+    own = describe(_directory(config))
     if own.facts.vocab_size != model.facts.vocab_size:
         raise ConfigError(
             f"speculative_config: {own.directory} has a vocabulary of {own.facts.vocab_size} tokens, the model one "
@@ -56,6 +62,31 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
     return DrafterPlan(
         lambda build, model: Standalone(depth, own.build(build)), directory=own.directory, rename=own.rename
     )
+
+
+def _eagle(config: SpeculativeConfig) -> DrafterPlan:
+    directory, depth = _directory(config), config.num_speculative_tokens
+    own = eagle.parse(read_config(directory), f"{directory}/config.json")
+
+    def lay_out(build: Build, model: CausalLM) -> Drafter:
+        return Eagle(depth, build, own.build(build, model), model, own.reads(len(model.blocks)))
+
+    return DrafterPlan(lay_out, directory=directory, rename=own.rename)
+
+
+def _dflash(config: SpeculativeConfig) -> DrafterPlan:
+    directory, depth = _directory(config), config.num_speculative_tokens
+    own = dflash.parse(read_config(directory), f"{directory}/config.json")
+
+    def lay_out(build: Build, model: CausalLM) -> Drafter:
+        return DFlash(depth, own.build(build, model, depth=depth), model, own.layer_ids, own.mask_token)
+
+    return DrafterPlan(lay_out, directory=directory, rename=own.rename)
+
+
+def _directory(config: SpeculativeConfig) -> Path:
+    assert config.model is not None
+    return Path(config.model).expanduser()
 
 
 def _mtp(config: SpeculativeConfig, model: Description) -> DrafterPlan:
