@@ -43,6 +43,10 @@ class SpeculativeConfig:
     """Drafts of a window, the bonus not counted."""
     model: str | None = None
     """The drafter's directory."""
+    topk: int = 1
+    """Guesses that may be made in the same place. With more than one, drafts are a tree,"""
+    num_draft_tokens: int | None = None
+    """of so many nodes, the token included that they follow, and num_speculative_tokens deep."""
     prompt_lookup_max: int = 4
     """ngram: so many last tokens are looked for first, in what came before them,"""
     prompt_lookup_min: int = 2
@@ -77,17 +81,40 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens={self.num_speculative_tokens} must be 1 to {MAX_DRAFTS}"
             )
+        self._check_tree()
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} must be 1 to "
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
 
+    def _check_tree(self) -> None:
+        topk, depth, nodes = self.topk, self.num_speculative_tokens, self.num_draft_tokens
+        name = "speculative_config: "
+        if topk < 1:
+            raise ConfigError(f"{name}topk={topk} must be at least 1")
+        if topk == 1 and nodes not in (None, depth + 1):
+            raise ConfigError(
+                f"{name}topk=1 makes chains, so num_draft_tokens={nodes} can only be {depth + 1}: "
+                "num_speculative_tokens, and the token that they follow; leave it out"
+            )
+        if topk > 1 and (nodes is None or not depth < nodes <= min(MAX_DRAFTS, topk * depth) + 1):
+            raise ConfigError(
+                f"{name}topk={topk} makes trees, so num_draft_tokens={nodes} must be {depth + 1} to "
+                f"{min(MAX_DRAFTS, topk * depth) + 1}: nodes, the token included that they follow"
+            )
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a window."""
+        return self.num_speculative_tokens if self.num_draft_tokens is None else self.num_draft_tokens - 1
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "mtp": (),
-    "eagle": ("model",),
+    "eagle": ("model", "topk", "num_draft_tokens"),
+    "eagle_multi": ("model",),
     "dflash": ("model",),
     "standalone": ("model",),
 }
@@ -151,12 +178,13 @@ class EngineConfig:
             raise ConfigError(
                 f"exact=True needs device='cpu' and dtype='float32'; got {self.device!r} and {self.dtype!r}"
             )
+        _check_tree_alone(self)
         _check_grid(self)
         self.memory_bytes  # noqa: B018  says now what is wrong with it
 
     @property
     def max_drafts(self) -> int:
-        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
+        return self.speculative_config.most_drafts if self.speculative_config else 0
 
     @property
     def chosen_backend(self) -> str:
@@ -285,6 +313,20 @@ def _check_grid(config: EngineConfig) -> None:
             f"num_speculative_tokens={config.max_drafts} makes windows of {window} tokens, more than "
             f"fold_every={grid}: a window may pass one line of the fold grid, not two"
         )
+
+
+def _check_tree_alone(config: EngineConfig) -> None:
+    """What drafts that branch cannot be combined with."""
+    if config.speculative_config is None or config.speculative_config.topk == 1:
+        return
+    for name, why in (
+        ("exact", "a window that branches is computed in another order than a text"),
+        ("sanitizer", "its stamps follow texts, not trees"),
+    ):
+        if (value := getattr(config, name)) not in (False, "off"):
+            raise ConfigError(
+                f"speculative_config: topk > 1 goes with no {name}={value!r}: {why}; use topk=1"
+            )
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:

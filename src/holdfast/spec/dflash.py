@@ -26,8 +26,8 @@ class DFlash(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(features.layers, batch)
@@ -47,4 +47,5 @@ def all_seeing(block: Tensor) -> Tree:
     return Tree(
         ancestors=torch.ones(lanes, count, count, dtype=torch.bool, device=block.device),
         depths=torch.arange(count, device=block.device).expand(lanes, count),
+        straight=True,
     )

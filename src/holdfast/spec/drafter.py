@@ -88,6 +88,8 @@ class Draft:
 class Drafter(nn.Module):
     """`depth` drafts at a time. One without layers needs `propose` only."""
 
+    branches = False
+    """Its drafts are trees."""
     reads: tuple[int, ...] = ()
     """Layers of the model, counted from 0, whose output it wants among the features."""
 
@@ -96,9 +98,9 @@ class Drafter(nn.Module):
         self.depth = depth
 
     @property
-    def trained(self) -> nn.Module | None:
-        """What its files fill."""
-        return None
+    def trained(self) -> tuple[nn.Module, ...]:
+        """What files fill, each from a directory of its own."""
+        return ()
 
     def check(self) -> None:
         """That what the files filled it with can be used."""

@@ -28,18 +28,11 @@ class Eagle(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def check(self) -> None:
-        head = self.head
-        if not isinstance(head, EagleThreeHead) or (drafted := head.drafted()) is None:
-            return
-        if not bool(((drafted >= 0) & (drafted < head.vocab)).all()):
-            raise ConfigError(
-                f"speculative_config: d2t of the drafter names tokens beyond the model's {head.vocab}; "
-                "it was made for another vocabulary"
-            )
+        check_drafted(self.head)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         known = self.head.known(features.hidden, features.layers)
@@ -56,3 +49,14 @@ class Eagle(Drafter):
             token = step.choose(self.head.logits(hidden), step.position + by + 1)
             drafts.append(token)
         return all_meant(drafts)
+
+
+def check_drafted(head: EagleHead) -> None:
+    """The tokens that its files say it can draft are the model's."""
+    if not isinstance(head, EagleThreeHead) or (drafted := head.drafted()) is None:
+        return
+    if not bool(((drafted >= 0) & (drafted < head.vocab)).all()):
+        raise ConfigError(
+            f"speculative_config: d2t of the drafter names tokens beyond the model's {head.vocab}; "
+            "it was made for another vocabulary"
+        )
