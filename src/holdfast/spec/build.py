@@ -35,7 +35,7 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
     if config.method == "mtp":
         return _mtp(config, model)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
-    return DrafterPlan(lambda build, model: NGram(config.num_speculative_tokens, **lookup))
+    return DrafterPlan(lambda build, model: NGram(max(config.depths), **lookup))
 
 
 def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Description) -> DrafterPlan:
@@ -52,7 +52,7 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
             f"speculative_config: {own.directory} has {positions} positions, fewer than the model may be asked for; "
             f"give max_model_len={positions} or less"
         )
-    depth = config.num_speculative_tokens
+    depth = max(config.depths)
     return DrafterPlan(
         lambda build, model: Standalone(depth, own.build(build)), directory=own.directory, rename=own.rename
     )
@@ -66,7 +66,7 @@ def _mtp(config: SpeculativeConfig, model: Description) -> DrafterPlan:
             f"speculative_config: method='mtp' needs a model that brings a head for it: {bring}; "
             "use ngram, or standalone with a small model of the same tokenizer"
         )
-    depth = config.num_speculative_tokens
+    depth = max(config.depths)
     return DrafterPlan(
         lambda build, target: MTP(depth, build, build_head(build, model.config), target),
         directory=model.directory,

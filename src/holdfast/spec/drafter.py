@@ -44,6 +44,7 @@ class VerifiedStep:
     position  [N]  tokens absorbed and certain; the last token chosen stands here, not absorbed yet
     tokens    [rows + 1, positions]  of every row, up to and including that one
     longest   no lane's position is beyond this
+    depth     so many drafts are asked for, at least 1 and at most the drafter's own depth
     choose    (logits [N, vocab], position [N]) -> [N]: what each lane would choose to stand there, with the noise
               by which the model's own choice will be made
     """
@@ -52,6 +53,7 @@ class VerifiedStep:
     position: Tensor
     tokens: Tensor
     longest: int
+    depth: int
     choose: Callable[[Tensor, Tensor], Tensor]
     state: StatePool
     kv: KVPool
@@ -73,9 +75,9 @@ class VerifiedStep:
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens   [N, depth]  to follow the last token of each lane
-    count    [N]         how many of them were meant; the others are never accepted
-    parents  [N, depth]  of a tree: the node that each follows, where 0 is the lane's last token; None: a chain
+    """tokens   [N, step.depth]  to follow the last token of each lane
+    count    [N]  how many of them were meant; the others are never accepted
+    parents  [N, step.depth]  of a tree: the node that each follows, where 0 is the lane's last token; None: a chain
     """
 
     tokens: Tensor
@@ -84,7 +86,7 @@ class Draft:
 
 
 class Drafter(nn.Module):
-    """`depth` drafts at a time. One without layers needs `propose` only."""
+    """At most `depth` drafts at a time. One without layers needs `propose` only."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -116,6 +118,6 @@ class Drafter(nn.Module):
 
 
 def all_meant(tokens: list[Tensor]) -> Draft:
-    """depth times [N]: a chain in which every draft was meant."""
+    """step.depth times [N]: a chain in which every draft was meant."""
     stacked = torch.stack(tokens, 1)
     return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))
