@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
@@ -68,16 +69,22 @@ class CostDepth(Depth):
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
         self._patience = 0  # steps without drafts
+        self._excess = 1.0  # time that a probe adds to a step, in steps
+        self._expected = self._survival.expected()
 
     # --- deciding ---
 
     def decide(self) -> int:
         if not self._load.rows:
             return self.depth
+        ranked = self._ranked() if self._ragged else None
+        self._expected = self._survival.expected() if ranked is None else self._expected_of(ranked)
         self.depth, self.reason = self._best()
         if not self.depth and (probe := self._probe()):
             self.depth, self.reason = probe, "probe"
-        self._shares = self._divided() if self._ragged and self.depth else {}
+        if ranked is not None:
+            given = Counter(row for _, row in ranked[: self.depth * self._load.rows])
+            self._shares = {work.row: given[work.row] for work in self._rows}
         return max(self._shares.values(), default=self.depth)
 
     def share(self, row: Row) -> int:
@@ -95,11 +102,10 @@ class CostDepth(Depth):
 
     def _promises(self) -> dict[int, float]:
         """Tokens a second of all rows, for each candidate."""
-        load, expected = self._load, self._survival.expected()
-        rates = {}
+        load, rates = self._load, {}
         for depth in self._config.depths(load.rows):
             seconds = self._costs.seconds(load.rows, depth, load.context)
-            rates[depth] = load.rows * expected[depth] / seconds if seconds else math.inf
+            rates[depth] = load.rows * self._expected[depth] / seconds if seconds else math.inf
         return rates
 
     def _best(self) -> tuple[int, str]:
@@ -120,25 +126,26 @@ class CostDepth(Depth):
             return 0
         if not self._costs.known(load.rows, deeper[0]):
             return deeper[0]  # how patient to be is not known either
-        patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, (costs[0] / none - 1) / PROBING))
-        return deeper[0] if self._patience > patience else 0
+        self._excess = costs[0] / none - 1
+        patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, self._excess / PROBING))
+        return deeper[0] if self._patience >= patience else 0
 
-    def _divided(self) -> dict[Row, int]:
-        """As many drafts as if each row had `depth`, to those that are likeliest to be accepted."""
+    def _ranked(self) -> list[tuple[float, Row]]:
+        """All drafts that could be made, the likeliest to be accepted first: its chance, and whose it is."""
         rates = self._survival.rates()
         mean = sum(rates) / len(rates)
-        own = {work.row: self._rate(work, mean) for work in self._rows}
-        shares = dict.fromkeys(own, 0)
-        alive = [(-rate, row) for row, rate in own.items()]
-        heapq.heapify(alive)
-        for _ in range(self.depth * len(own)):
-            if not alive:
-                break
-            chance, row = heapq.heappop(alive)
-            shares[row] += 1
-            if shares[row] < self._most:
-                heapq.heappush(alive, (chance * own[row], row))
-        return shares
+        chances = [
+            (rate**place, work.row)
+            for work in self._rows
+            for rate in [self._rate(work, mean)]
+            for place in range(1, self._most + 1)
+        ]
+        return sorted(chances, reverse=True)
+
+    def _expected_of(self, ranked: list[tuple[float, Row]]) -> list[float]:
+        """As `Survival.expected`, if a step with so many drafts for each row makes the likeliest ones."""
+        gained = [0.0, *accumulate(chance for chance, _ in ranked)]
+        return [1 + gained[depth * self._load.rows] / self._load.rows for depth in range(self._most + 1)]
 
     def _rate(self, work: RowWork, mean: float) -> float:
         own = self._own.get(work.row)
@@ -168,6 +175,8 @@ class CostDepth(Depth):
         windows = [(row.window.drafts, len(row.tokens) - 1) for row in result.rows if row.window.drafts]
         if windows:
             self._survival.learn(windows)
+            if sum(accepted > 0 for _, accepted in windows) > self._excess * len(windows):
+                self._patience = MOST_PATIENCE  # a probe that would have paid: another follows at once
         if self._ragged:
             for row in result.rows:
                 if row.window.drafts:

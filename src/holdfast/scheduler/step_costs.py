@@ -10,8 +10,11 @@ ENOUGH = 2
 """Steps of a kind before its time is trusted: the first may have compiled something."""
 WEIGHT = 0.1
 """Of the newest step."""
-OUTLIER = 1.5
+OUTLIER = 1.2
 """A step that took so many times as long as it should counts as if it had taken that."""
+FADING, MOST_FADED = 1 / 20_000, 0.3
+"""A time is taken to be so much shorter for each step since it was measured, and at most: what was a mishap is tried
+once more, some day."""
 CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything."""
 
@@ -21,6 +24,8 @@ class Cell:
     seconds: float
     context: float
     """Tokens that all its rows had together, as the time."""
+    last: int
+    """Of all steps that were learned from, the last of this kind."""
     steps: int = 1
 
 
@@ -29,15 +34,17 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}
+        self._steps = 0
         self._together = self._spread = 0.0  # of times with contexts, of contexts; each of a cell's own mean
 
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
         key = (band(rows), depth)
+        self._steps += 1
         if key not in self._cells:
-            self._cells[key] = Cell(seconds, context)
+            self._cells[key] = Cell(seconds, context, self._steps)
             return
         cell = self._cells[key]
-        cell.steps += 1
+        cell.steps, cell.last = cell.steps + 1, self._steps
         if cell.steps <= ENOUGH:
             cell.seconds, cell.context = min((cell.seconds, cell.context), (seconds, float(context)))
             return
@@ -68,12 +75,13 @@ class StepCosts:
         smaller = (
             self._at(cell, context)
             for (rows_there, depth_there), cell in self._cells.items()
-            if rows_there <= here and depth_there <= depth
+            if rows_there <= here and depth_there <= depth and cell.steps >= ENOUGH
         )
         return max(smaller, default=0.0)
 
     def _at(self, cell: Cell, context: int) -> float:
-        return max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.context))
+        faded = 1 - min(MOST_FADED, FADING * (self._steps - cell.last))
+        return faded * max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.context))
 
 
 def band(rows: int) -> int:

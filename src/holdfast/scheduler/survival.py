@@ -10,10 +10,10 @@ PRIOR = 0.7
 """Of the first place, before anything was drafted."""
 LIKENESS = 8.0
 """A later place is believed to be like the one before it, until it was reached more often than this."""
-LONG, SHORT = 64, 12
+LONG, SHORT = 64, 16
 """Drafts that are remembered; or those of a few steps, if that is more."""
 STEPS = 8
-SURPRISE = 3.0
+SURPRISE = 2.5
 """Standard deviations by which the last few must differ from the many to mean that the text has changed."""
 FORGETTING = 1 / 256
 """Of what is known of a place, lost with every step that does not reach it: it will be tried again."""
