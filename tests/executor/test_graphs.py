@@ -112,7 +112,9 @@ def test_layers_that_wait_for_the_device_are_not_recorded(
 
 def recording_runner(ensemble: Any, limits: Any, device: torch.device, **options: Any) -> Runner:
     """As if the device were one that records."""
-    return Runner(ensemble, limits, device, **{**options, "shapes": uniform_shapes(limits)})
+    return Runner(
+        ensemble, limits, device, **{**options, "shapes": uniform_shapes(limits, (0, limits.max_drafts))}
+    )
 
 
 def replays(graphs: list[FakeGraph], part: str) -> int:
