@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from tests.evidence.oracle import Oracle
 from tests.evidence.rules import assert_evidence, compare
@@ -24,14 +22,6 @@ from holdfast.text import Tokenizer
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 ASKED = ("Tell me a story about a brave dog.", "What is the sun?", "Write a few lines about the sea.")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def talk(text: str) -> list[dict[str, str]]:

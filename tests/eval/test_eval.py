@@ -99,4 +99,4 @@ def test_a_sound_engine_and_a_broken_one(
 
 @pytest.mark.slow
 def test_every_answer_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["eval", "--limit", "40", "--max-tokens", "32"]) == 0, capsys.readouterr().out
+    assert cli.main(["eval", "--limit", "16", "--max-tokens", "24"]) == 0, capsys.readouterr().out

@@ -20,11 +20,6 @@ ROOMY: dict[str, Any] = dict(max_num_seqs=3, max_model_len=120, page_size=16, nu
 Engines = Callable[..., LLM]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bytes")

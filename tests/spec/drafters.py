@@ -17,7 +17,7 @@ from holdfast.spec.drafter import Draft, Drafter, VerifiedStep
 
 
 class Guessing(Drafter):
-    """Drafts for each lane from its tokens; how many, is left to chance."""
+    """Drafts for each lane from its tokens; how many of those it is asked for, is left to chance."""
 
     def __init__(self, depth: int, seed: int = 0) -> None:
         super().__init__(depth)
@@ -33,8 +33,9 @@ class Guessing(Drafter):
             step.tokens[row, : position + 1].tolist()
             for row, position in zip(step.rows.tolist(), positions, strict=True)
         ]
-        counts = [self.random.choice([self.depth, self.random.randint(0, self.depth)]) for _ in known]
-        return Draft(torch.tensor([self.guess(tokens) for tokens in known]), torch.tensor(counts))
+        depth = step.depth
+        counts = [self.random.choice([depth, self.random.randint(0, depth)]) for _ in known]
+        return Draft(torch.tensor([self.guess(tokens)[:depth] for tokens in known]), torch.tensor(counts))
 
 
 class Blind(Guessing):
@@ -92,7 +93,7 @@ def spoil_drafts(engine: Engine) -> None:
 
     def spoilt(step: VerifiedStep) -> Draft:
         draft: Draft = propose(step)
-        place = step.position[:, None] + torch.arange(drafter.depth, device=step.position.device)
+        place = step.position[:, None] + torch.arange(step.depth, device=step.position.device)
         return replace(draft, tokens=torch.where(place % 3 == 0, draft.tokens ^ 1, draft.tokens))
 
     drafter.propose = spoilt

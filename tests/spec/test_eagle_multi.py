@@ -89,7 +89,7 @@ def test_a_head_for_every_draft(find: Find, tmp_path: Path) -> None:
     directory = find("convolution")[0]
     heads = write_heads(Target.of(directory), tmp_path)
     with pytest.raises(
-        ConfigError, match=r"needs a head for each draft, in directories 0 to 4 of .* there is no 3"
+        ConfigError, match=r"5 drafts need a head for each, in directories 0 to 4 of .* there is no 3"
     ):
         LLM(directory, **EXACT, speculative_config=asked(heads, 5))
     write_eagle1(Target(24, 256), tmp_path / "1")

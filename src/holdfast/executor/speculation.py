@@ -42,11 +42,18 @@ class Speculation:
         )
 
     def propose(
-        self, committed: Committed, lanes: Lanes, sampler: Sampler, needs: Needs, state: StatePool, kv: KVPool
+        self,
+        depth: int,
+        committed: Committed,
+        lanes: Lanes,
+        sampler: Sampler,
+        needs: Needs,
+        state: StatePool,
+        kv: KVPool,
     ) -> Drafted | None:
-        """For all lanes that chose a token."""
+        """So many drafts for all lanes that chose a token."""
         choices, table = lanes.choices, self._tables.tokens
-        if self.drafter is None or not len(choices.drafts.lane):
+        if self.drafter is None or not depth or not len(choices.drafts.lane):
             return None
         rows, position = choices.drafts.tell, committed.position[choices.drafts.lane]
         ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
@@ -55,6 +62,7 @@ class Speculation:
             position=position,
             tokens=table,
             longest=table.shape[1] - 1 if lanes.uniform else max(ends),
+            depth=depth,
             choose=sampler.guesser(rows, needs),
             state=state,
             kv=kv,
@@ -62,7 +70,7 @@ class Speculation:
         draft = self.drafter.propose(step)
         if self.trees is not None:
             draft = self.trees.plant(rows, draft)
-        places = position[:, None] + 1 + torch.arange(self.drafter.depth, device=rows.device)
+        places = position[:, None] + 1 + torch.arange(draft.tokens.shape[1], device=rows.device)
         table[rows[:, None], places] = draft.tokens
         self._tables.drafts[rows] = draft.count
         return Drafted(step, draft)

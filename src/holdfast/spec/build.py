@@ -51,7 +51,7 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
     if config.method == "dflash":
         return _dflash(config)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
-    return DrafterPlan(lambda build, model: NGram(config.num_speculative_tokens, **lookup))
+    return DrafterPlan(lambda build, model: NGram(max(config.depths), **lookup))
 
 
 def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Description) -> DrafterPlan:
@@ -67,33 +67,34 @@ def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Des
             f"speculative_config: {own.directory} has {positions} positions, fewer than the model may be asked for; "
             f"give max_model_len={positions} or less"
         )
-    depth = config.num_speculative_tokens
+    depth = max(config.depths)
     return DrafterPlan(
         lambda build, model: Standalone(depth, own.build(build)), (Files(own.directory, own.rename),)
     )
 
 
 def _eagle(config: SpeculativeConfig) -> DrafterPlan:
-    directory, depth = _directory(config), config.num_speculative_tokens
+    directory, depth = _directory(config), max(config.depths)
     own = eagle.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
         head, reads = own.build(build, model), own.reads(len(model.blocks))
         if config.topk == 1:
             return Eagle(depth, build, head, model, reads)
-        sizes = {"nodes": config.most_drafts, "levels": depth, "topk": config.topk}
+        levels = config.num_speculative_tokens
+        sizes = {"nodes": config.most_drafts, "levels": levels, "topk": config.topk}
         return EagleTree(build, head, model, reads, **sizes)
 
     return DrafterPlan(lay_out, (Files(directory, own.rename),))
 
 
 def _eagle_multi(config: SpeculativeConfig) -> DrafterPlan:
-    depth = config.num_speculative_tokens
+    depth = max(config.depths)
     directories = [_directory(config) / str(number) for number in range(depth)]
     for number, directory in enumerate(directories):
         if not directory.is_dir():
             raise ConfigError(
-                f"speculative_config: num_speculative_tokens={depth} needs a head for each draft, in directories "
+                f"speculative_config: {depth} drafts need a head for each, in directories "
                 f"0 to {depth - 1} of {_directory(config)}; there is no {number}"
             )
     own = [eagle.parse(read_config(directory), f"{directory}/config.json") for directory in directories]
@@ -107,7 +108,7 @@ def _eagle_multi(config: SpeculativeConfig) -> DrafterPlan:
 
 
 def _dflash(config: SpeculativeConfig) -> DrafterPlan:
-    directory, depth = _directory(config), config.num_speculative_tokens
+    directory, depth = _directory(config), max(config.depths)
     own = dflash.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
@@ -129,7 +130,7 @@ def _mtp(config: SpeculativeConfig, model: Description) -> DrafterPlan:
             f"speculative_config: method='mtp' needs a model that brings a head for it: {bring}; "
             "use ngram, or standalone with a small model of the same tokenizer"
         )
-    depth = config.num_speculative_tokens
+    depth = max(config.depths)
     return DrafterPlan(
         lambda build, target: MTP(depth, build, build_head(build, model.config), target),
         (Files(model.directory, head_renamer(model.rename)),),

@@ -57,18 +57,20 @@ class EagleMulti(Drafter):
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
         before: list[Tensor] = []
-        for by, head in enumerate(self._heads):
+        for by, head in enumerate(self._heads[: step.depth]):
             batch, embedding = step.ahead(by, token), self._embed(token)
             if not before:  # what is kept in its place here is never read
-                before = [previous(torch.zeros_like(embedding), batch) for previous in self.previous]
+                before = [
+                    previous(torch.zeros_like(embedding), batch) for previous in self.previous[: step.depth]
+                ]
             hidden = head(embedding, before[0], batch)
             token = step.choose(head.logits(hidden), step.position + by + 1)
             drafts.append(token)
-            before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: self.depth - by - 1]
+            before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: step.depth - by - 1]
         return all_meant(drafts)
 
     def _pass(self, first: int, embedding: Tensor, before: Sequence[Tensor], batch: Batch) -> list[Tensor]:
         """The token through the heads that draft later."""
         return [
-            head(embedding, known, batch) for head, known in zip(self._heads[first:], before, strict=True)
+            head(embedding, known, batch) for head, known in zip(self._heads[first:], before, strict=False)
         ]

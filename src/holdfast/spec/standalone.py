@@ -24,7 +24,7 @@ class Standalone(Drafter):
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
-        for by in range(self.depth):
+        for by in range(step.depth):
             logits = self.model.logits(self.model(step.ahead(by, token)))
             token = step.choose(logits, step.position + by + 1)
             drafts.append(token)
