@@ -96,6 +96,8 @@ def test_eagle_grows_the_tree_that_plain_torch_would(find: Find, tmp_path: Path)
     drafter.propose = spy
     outputs = llm.generate(GIVEN[1:], replace(GREEDY, max_tokens=24))
     assert_equal_to_oracle(oracle, GIVEN[1:], outputs)
+    found = llm.speculation_stats()
+    assert found.drafts > 4 * found.windows, "the whole tree is verified, but near an answer's end"
     plain, compared = PlainEagle3(head, runner.model), 0
     for text, tokens, parents in seen[::6]:
         paths: list[tuple[int, ...]] = [()]

@@ -42,7 +42,7 @@ def make_depth(config: SpeculativeConfig | None, *, ragged: bool) -> Depth:
     from .ema_depth import EmaDepth
 
     if config is None or config.adaptive is None:
-        return Depth(config.num_speculative_tokens if config else 0)
+        return Depth(config.most_drafts if config else 0)
     if config.adaptive.policy == "ema":
         return EmaDepth(config.adaptive, config.num_speculative_tokens)
     return CostDepth(config.adaptive, config.num_speculative_tokens, ragged=ragged)
