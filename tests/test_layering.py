@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "holdfast"
 
-SHARED = {"ids", "units", "config", "resolve", "params", "corruption", "request", "plan"}
+SHARED = {"ids", "units", "adaptive", "config", "resolve", "params", "corruption", "request", "plan"}
 HOST = SHARED | {"cache", "scheduler"}
 OPS = SHARED | {"ops"}
 MEMORY = OPS | {"memory"}

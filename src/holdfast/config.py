@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 
+from .adaptive import MAX_DRAFTS, AdaptiveConfig
 from .units import parse_bytes
 
 CHUNK = 64
@@ -25,8 +26,6 @@ BACKENDS = ("reference", "reference_kv", "triton")
 BACKEND_GROUP = "holdfast.backends"
 """Entry points by which other packages bring a backend of their own."""
 LOAD_FORMATS = ("auto", "dummy")
-MAX_DRAFTS = 15
-"""More are never worth verifying, and a window of 16 is what the fold grid allows."""
 SANITIZERS = ("off", "stamps", "full")
 
 
@@ -40,9 +39,15 @@ class SpeculativeConfig:
 
     method: str
     num_speculative_tokens: int
-    """Drafts of a window, the bonus not counted."""
+    """Drafts of a window, the bonus not counted. With an adaptive depth: at first."""
+    adaptive: AdaptiveConfig | None = None
+    """The number is decided while serving: also as True, a mapping, or the name of a JSON file with one."""
     model: str | None = None
     """The drafter's directory."""
+    topk: int = 1
+    """Guesses that may be made in the same place. With more than one, drafts are a tree,"""
+    num_draft_tokens: int | None = None
+    """of so many nodes, the token included that they follow, and num_speculative_tokens deep."""
     prompt_lookup_max: int = 4
     """ngram: so many last tokens are looked for first, in what came before them,"""
     prompt_lookup_min: int = 2
@@ -61,7 +66,7 @@ class SpeculativeConfig:
         method, name = given["method"], "speculative_config"
         if method not in METHODS:
             raise ConfigError(f"{name}: method={method!r} is not one of {', '.join(METHODS)}")
-        allowed = ("method", "num_speculative_tokens", *METHODS[method])
+        allowed = ("method", "num_speculative_tokens", "adaptive", *METHODS[method])
         for key in given:
             if key not in allowed:
                 raise ConfigError(f"{name}: {method} has no {key!r}; it has {', '.join(allowed)}")
@@ -70,24 +75,62 @@ class SpeculativeConfig:
                 raise ConfigError(f"{name}: {method} needs {key!r}")
         return SpeculativeConfig(**given)
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Every number of drafts that a window may be given."""
+        return self.adaptive.all_depths if self.adaptive else (self.most_drafts,)
+
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "adaptive", AdaptiveConfig.of(self.adaptive))
+        except ValueError as error:
+            raise ConfigError(f"speculative_config: adaptive: {error}") from None
         for option in fields(self):
             _check_type(f"speculative_config: {option.name}", getattr(self, option.name), str(option.type))
         if not 1 <= self.num_speculative_tokens <= MAX_DRAFTS:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens={self.num_speculative_tokens} must be 1 to {MAX_DRAFTS}"
             )
+        self._check_tree()
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} must be 1 to "
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
+        if self.adaptive is not None:
+            object.__setattr__(self, "adaptive", self.adaptive.including(self.num_speculative_tokens))
+
+    def _check_tree(self) -> None:
+        topk, depth, nodes = self.topk, self.num_speculative_tokens, self.num_draft_tokens
+        name = "speculative_config: "
+        if topk < 1:
+            raise ConfigError(f"{name}topk={topk} must be at least 1")
+        if topk > 1 and self.adaptive is not None:
+            raise ConfigError(
+                f"{name}topk={topk} makes trees, whose size is fixed: leave adaptive out, or use topk=1"
+            )
+        if topk == 1 and nodes not in (None, depth + 1):
+            raise ConfigError(
+                f"{name}topk=1 makes chains, so num_draft_tokens={nodes} can only be {depth + 1}: "
+                "num_speculative_tokens, and the token that they follow; leave it out"
+            )
+        if topk > 1 and (nodes is None or not depth < nodes <= min(MAX_DRAFTS, topk * depth) + 1):
+            raise ConfigError(
+                f"{name}topk={topk} makes trees, so num_draft_tokens={nodes} must be {depth + 1} to "
+                f"{min(MAX_DRAFTS, topk * depth) + 1}: nodes, the token included that they follow"
+            )
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a window."""
+        return self.num_speculative_tokens if self.num_draft_tokens is None else self.num_draft_tokens - 1
 
 
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "mtp": (),
-    "eagle": ("model",),
+    "eagle": ("model", "topk", "num_draft_tokens"),
+    "eagle_multi": ("model",),
     "dflash": ("model",),
     "standalone": ("model",),
 }
@@ -151,12 +194,19 @@ class EngineConfig:
             raise ConfigError(
                 f"exact=True needs device='cpu' and dtype='float32'; got {self.device!r} and {self.dtype!r}"
             )
+        _check_tree_alone(self)
         _check_grid(self)
         self.memory_bytes  # noqa: B018  says now what is wrong with it
 
     @property
     def max_drafts(self) -> int:
-        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
+        """Of the largest window that a step may have: what every buffer is sized for."""
+        return max(self.depths)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Numbers of drafts that a row may be given; a row that has none, or no room, gets none."""
+        return self.speculative_config.depths if self.speculative_config else (0,)
 
     @property
     def chosen_backend(self) -> str:
@@ -226,8 +276,7 @@ class Limits:
 
     @property
     def drafting_room(self) -> int:
-        """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
-        return self.max_window if self.max_drafts else 0
+        return drafting_room(self.max_drafts)
 
     @property
     def running_slots(self) -> int:
@@ -257,6 +306,11 @@ def max_window(max_drafts: int) -> int:
     return max_drafts + 1
 
 
+def drafting_room(drafts: int) -> int:
+    """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
+    return drafts + 1 if drafts else 0
+
+
 def journal_capacity(fold_every: int, window: int) -> int:
     """A step that folds also appends, so a row may hold J - 1 + window entries and then append a window."""
     return fold_every - 1 + 2 * window
@@ -281,16 +335,32 @@ def _check_grid(config: EngineConfig) -> None:
             "so that every page boundary is a line of the fold grid"
         )
     if (window := max_window(config.max_drafts)) > grid:
+        spec = config.speculative_config
+        asked = "a candidate of adaptive" if spec and spec.adaptive else "num_speculative_tokens"
         raise ConfigError(
-            f"num_speculative_tokens={config.max_drafts} makes windows of {window} tokens, more than "
+            f"{asked}={config.max_drafts} makes windows of {window} tokens, more than "
             f"fold_every={grid}: a window may pass one line of the fold grid, not two"
         )
+
+
+def _check_tree_alone(config: EngineConfig) -> None:
+    """What drafts that branch cannot be combined with."""
+    if config.speculative_config is None or config.speculative_config.topk == 1:
+        return
+    for name, why in (
+        ("exact", "a window that branches is computed in another order than a text"),
+        ("sanitizer", "its stamps follow texts, not trees"),
+    ):
+        if (value := getattr(config, name)) not in (False, "off"):
+            raise ConfigError(
+                f"speculative_config: topk > 1 goes with no {name}={value!r}: {why}; use topk=1"
+            )
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:
     """The annotations of EngineConfig are its rules. A bool is no number here."""
     kinds = {"int": "a whole number", "str": "a string", "bool": "True or False", "None": "None"}
-    kinds["SpeculativeConfig"] = "a SpeculativeConfig"
+    kinds |= {"SpeculativeConfig": "a SpeculativeConfig", "AdaptiveConfig": "an AdaptiveConfig"}
     wanted = annotation.split(" | ")
     if type(value).__name__.replace("NoneType", "None") not in wanted:
         raise ConfigError(f"{name}={value!r} must be {' or '.join(kinds[kind] for kind in wanted)}")

@@ -18,6 +18,7 @@ from .models.base import CausalLM
 from .plan import StepResult
 from .request import FinishReason, Request
 from .scheduler import Scheduler
+from .scheduler.depth import make_depth
 
 logger = logging.getLogger("holdfast")
 
@@ -110,10 +111,18 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     plain = config.sanitizer == "off" and ensemble.drafter is None
     uniform = device.type == "cuda" and plain and ensemble.model.recordable
     # also where nothing is recorded: the same bits
-    shapes = uniform_shapes(capacity.limits) if uniform else ()
-    runner = Runner(ensemble, capacity.limits, device, sanitizer=config.sanitizer, shapes=shapes)
+    shapes = uniform_shapes(capacity.limits, config.depths) if uniform else ()
+    runner = Runner(
+        ensemble,
+        capacity.limits,
+        device,
+        sanitizer=config.sanitizer,
+        shapes=shapes,
+        depths=config.depths,
+    )
     if not config.eager:
         runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
-    scheduler = Scheduler(capacity.limits, cache)
+    depth = make_depth(config.speculative_config, ragged=not shapes)
+    scheduler = Scheduler(capacity.limits, cache, depth=depth)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)

@@ -12,7 +12,7 @@ from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .progress import Progress
 from .prompts import Message, Prompt, as_conversations, as_prompts
-from .request import Acceptance, Rejected, RequestOutput, SamplingParams
+from .request import Rejected, RequestOutput, SamplingParams, SpeculationStats
 from .service import Service
 
 
@@ -39,8 +39,9 @@ class LLM:
         """What prefix reuse did so far, and what it holds."""
         return self._service.engine.scheduler.cache_stats()
 
-    def speculation_stats(self) -> Acceptance:
-        """Drafts so far, and how many of them were accepted; of one answer, its `metrics.speculation` tells."""
+    def speculation_stats(self) -> SpeculationStats:
+        """Drafts so far, how many of them were accepted, how many a row is given now, and why so many. Of one
+        answer, its `metrics.speculation` tells."""
         return self._service.engine.scheduler.speculation_stats()
 
     def reset_prefix_cache(self) -> None:

@@ -109,6 +109,8 @@ class StepPlan:
     freed_slots: tuple[Slot, ...] = ()
     """Those that nobody holds any more, since the last plan. Some may be handed out again by this one."""
     freed_pages: tuple[Page, ...] = ()
+    propose: int = 0
+    """So many drafts are made for each row that chooses a token, for later steps to verify. 0: no drafter runs."""
 
     @property
     def num_tokens(self) -> int:
@@ -140,4 +142,5 @@ class StepResult:
     used: tuple[Grant, ...] = ()
     missed: tuple[Grant, ...] = ()
     seconds: float = 0.0
+    """What it added to the time of the steps before."""
     findings: tuple[Finding, ...] = ()

@@ -63,6 +63,18 @@ class Acceptance:
 
 
 @dataclass
+class SpeculationStats(Acceptance):
+    """Of all requests, and how many drafts they are given."""
+
+    depth: int = 0
+    """For each row, as last decided."""
+    why: str = ""
+    steps: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Steps that drafts were made in, by how many for each row, and for what reason: fixed, best, explore, probe,
+    warm-up, ema."""
+
+
+@dataclass
 class Metrics:
     """Seconds on the engine's clock."""
 

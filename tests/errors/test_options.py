@@ -61,7 +61,10 @@ def ngram(count: object, **further: object) -> dict[str, Any]:
         (ngram(0), "num_speculative_tokens=0 must be 1 to 15"),
         (ngram(16), "num_speculative_tokens=16 must be 1 to 15"),
         (ngram("4"), "num_speculative_tokens='4' must be a whole number"),
-        (ngram(4, model="elsewhere"), "ngram has no 'model'; it has method, num_speculative_tokens, prompt"),
+        (
+            ngram(4, model="elsewhere"),
+            "ngram has no 'model'; it has method, num_speculative_tokens, adaptive, prompt",
+        ),
         (ngram(4, prompt_lookup_min=5), "prompt_lookup_min=5 must be 1 to prompt_lookup_max=4"),
         ({"exact": True, "dtype": "bfloat16"}, "exact=True needs device='cpu' and dtype='float32'"),
         ({"exact": True, "device": "cuda"}, "exact=True needs device='cpu' and dtype='float32'"),

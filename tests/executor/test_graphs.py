@@ -131,7 +131,9 @@ def test_no_family_waits_for_the_device(tmp_path: Path, fake_graphs: list[FakeGr
 
 def recording_runner(ensemble: Any, limits: Any, device: torch.device, **options: Any) -> Runner:
     """As if the device were one that records."""
-    return Runner(ensemble, limits, device, **{**options, "shapes": uniform_shapes(limits)})
+    return Runner(
+        ensemble, limits, device, **{**options, "shapes": uniform_shapes(limits, (0, limits.max_drafts))}
+    )
 
 
 def replays(graphs: list[FakeGraph], part: str) -> int:

@@ -125,7 +125,7 @@ def test_every_step_of_windows_has_a_shape(seqs: int) -> None:
     limits = LLM(
         random_model(), max_num_seqs=1, max_model_len=256, speculative_config=FOUR_DRAFTS
     ).capacity.limits
-    shapes = uniform_shapes(replace(limits, max_num_seqs=seqs))
+    shapes = uniform_shapes(replace(limits, max_num_seqs=seqs), (0, limits.max_drafts))
     lanes = sorted({shape.lanes for shape in shapes})
     assert lanes[0] == 1 and lanes[-1] == seqs and {shape.window for shape in shapes} == {1, 5}
     assert all(more <= 2 * less or more - less <= 128 for less, more in pairwise(lanes) if more <= 1024)

@@ -210,7 +210,7 @@ class FakeExecutor:
         return RowResult(
             row=work.row,
             generation=work.generation,
-            tokens=self._choose(row, work),
+            tokens=self._choose(row, work, plan.propose),
             position=row.position,
             base=row.base,
             window=work.window,
@@ -231,7 +231,7 @@ class FakeExecutor:
             self._write_kv(row, work, token)
             row.journal.append(token)
 
-    def _choose(self, row: DeviceRow, work: RowWork) -> tuple[int, ...]:
+    def _choose(self, row: DeviceRow, work: RowWork, propose: int) -> tuple[int, ...]:
         """In each place of the window, until a draft is not what is chosen there."""
         if not work.window.bonus:
             assert not work.window.drafts
@@ -245,7 +245,7 @@ class FakeExecutor:
             if row.tokens[-1] != drafted:
                 break
         self._reject(row, len(row.tokens) - 1)
-        self._draft(row)
+        self._draft(row, propose)
         return tuple(row.tokens[known:])
 
     def _context(self, row: DeviceRow, length: int) -> tuple[int, ...]:
@@ -263,12 +263,13 @@ class FakeExecutor:
             kv = self.pages[row.table[ordinal]]
             kv.tokens = kv.tokens[: max(0, position - ordinal * size)]
 
-    def _draft(self, row: DeviceRow) -> None:
+    def _draft(self, row: DeviceRow, most: int) -> None:
         """Right until, by chance, one is wrong; by chance there are fewer. A drafter keeps KV of each."""
-        end = row.position + self.limits.max_drafts
+        assert most <= self.limits.max_drafts
+        end = row.position + most
         assert pages_for(end, self.limits.page_size) <= len(row.table), "no page for what a drafter keeps"
         row.drafts, chance = [], hash(("draft", *row.tokens))
-        for place in range(chance % (self.limits.max_drafts + 1)):
+        for place in range(chance % (most + 1)):
             right = next_token([*row.tokens, *row.drafts], self.limits.vocab_size)
             wrong = hash((chance, place)) % 3 == 0
             row.drafts.append((right + wrong) % self.limits.vocab_size)

@@ -11,6 +11,7 @@ from holdfast.config import Limits
 from holdfast.plan import StepPlan
 from holdfast.request import FinishReason, Request, SamplingParams
 from holdfast.scheduler import Scheduler
+from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.finish import most_tokens
 from holdfast.scheduler.seat import Seat
 
@@ -48,6 +49,8 @@ class Harness:
     prefix_reuse: bool = False
     policy: Policy = field(default_factory=lambda: Policy(worth_waiting=4))
     loses: Loses = never
+    drafts: Depth | None = None
+    """Decides how many; None: always the most that fit."""
     ended: dict[str, Request] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     turns: int = 0
@@ -56,7 +59,7 @@ class Harness:
         self.cache = CacheManager(self.limits, prefix_reuse=self.prefix_reuse, policy=self.policy)
         self.device = FakeExecutor(self.limits, loses=self.loses)
         self.now = 0.0
-        self.scheduler = Scheduler(self.limits, self.cache, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.limits, self.cache, clock=lambda: self.now, depth=self.drafts)
 
     def submit(self, *requests: Request) -> None:
         for request in requests:

@@ -39,7 +39,7 @@ def test_a_plan_is_all_that_was_put_into_it() -> None:
     work = [RowWork(Row(row), 1, 3, NO_CHOICE, position=0) for row in (2, 1)]
     pages = PageMap(Row(1), 0, Page(4))
     grant, export = (Grant(Row(1), 1, Slot(slot), 8) for slot in (2, 3))
-    builder = PlanBuilder(step=7, budget=10)
+    builder = PlanBuilder(step=7, budget=10, propose=3)
     for each in work:
         builder.add(each)
     builder.starts.append(start)
@@ -56,6 +56,7 @@ def test_a_plan_is_all_that_was_put_into_it() -> None:
         work=tuple(work),
         freed_slots=(Slot(5),),
         freed_pages=(Page(6),),
+        propose=3,
     )
 
 

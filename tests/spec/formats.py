@@ -23,7 +23,7 @@ from .uncached import fresh_batch
 HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, THETA = 4, 2, 8, 24, 1e-5, 10_000.0
 LAYERS_READ = (0, 1)
 DRAFT_VOCAB = 100
-UNSURE = 1e-3
+UNSURE = 1e-4
 """Logits closer than this may be ordered otherwise by other rounding."""
 
 Weights = dict[str, Tensor]
@@ -194,22 +194,63 @@ class PlainEagle(Plain):
         """[vocabulary of the model]"""
         raise NotImplementedError
 
+    def hidden(self, tokens: list[int], previous: Tensor) -> Tensor:
+        """[tokens, hidden], of all of them beside vectors of those before them."""
+        at = torch.arange(len(tokens))
+        sees = at[:, None] >= at
+        return self.step(
+            self.model.embed(torch.tensor(tokens)),
+            torch.cat((torch.zeros_like(previous[:1]), previous)),
+            lambda prefix, read: self.attention(prefix, read, read, (at, at), sees),
+        )
+
     @torch.inference_mode()
     def drafts(self, text: list[int], depth: int) -> list[int]:
-        known = self.known(text[:-1])
-        vectors, tokens = [torch.zeros_like(known[:1]), known], list(text)
+        previous, tokens = self.known(text[:-1]), list(text)
         for _ in range(depth):
-            at = torch.arange(len(tokens))
-            sees = at[:, None] >= at
-            found = self.step(
-                self.model.embed(torch.tensor(tokens)),
-                torch.cat(vectors),
-                lambda prefix, read, at=at, sees=sees: self.attention(prefix, read, read, (at, at), sees),  # type: ignore[misc]
-            )
-            if (token := surely(self.logits(found[-1]))) is None:
+            found = self.hidden(tokens, previous)[-1:]
+            if (token := surely(self.logits(found[0]))) is None:
                 break
             tokens.append(token)
-            vectors.append(found[-1:])
+            previous = torch.cat((previous, found))
+        return tokens[len(text) :]
+
+    @torch.inference_mode()
+    def tree(self, text: list[int], sizes: list[int], topk: int) -> set[tuple[int, ...]] | None:
+        """The paths that a tree with levels of these sizes has; None if rounding could decide about one."""
+        level = [((), self.known(text[:-1]), 0.0)]
+        paths: set[tuple[int, ...]] = set()
+        for size in sizes:
+            grown: list[tuple[tuple[int, ...], Tensor, float]] = []
+            for path, previous, score in level:
+                found = self.hidden([*text, *path], previous)[-1:]
+                best = self.logits(found[0]).log_softmax(-1).topk(topk)
+                ways = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                grown += [
+                    ((*path, token), torch.cat((previous, found)), score + more) for token, more in ways
+                ]
+            grown.sort(key=lambda each: -each[2])
+            if len(grown) > size and grown[size - 1][2] - grown[size][2] < UNSURE:
+                return None
+            level = grown[:size]
+            paths |= {path for path, _, _ in level}
+        return paths
+
+
+class PlainEagleMulti:
+    """A chain of heads: each reads what the one before made of all tokens."""
+
+    def __init__(self, heads: list[PlainEagle]) -> None:
+        self.heads = heads
+
+    @torch.inference_mode()
+    def drafts(self, text: list[int], depth: int) -> list[int]:
+        previous, tokens = self.heads[0].known(text[:-1]), list(text)
+        for head in self.heads[:depth]:
+            previous = head.hidden(tokens, previous)
+            if (token := surely(head.logits(previous[-1]))) is None:
+                break
+            tokens.append(token)
         return tokens[len(text) :]
 
 

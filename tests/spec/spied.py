@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tests.spec.formats import Plain
+from typing import Any, Protocol
 
 from holdfast import LLM
 from holdfast.spec.drafter import Draft, VerifiedStep
+
+
+class Drafting(Protocol):
+    def drafts(self, text: list[int], depth: int) -> list[int]: ...
+
 
 Seen = list[tuple[list[int], list[int]]]
 """Texts, and the drafts that were made to follow them."""
@@ -28,7 +31,7 @@ def spied(llm: LLM) -> tuple[Any, Seen]:
     return drafter, seen
 
 
-def assert_drafts(plain: Plain, seen: Seen) -> None:
+def assert_drafts(plain: Drafting, seen: Seen) -> None:
     """They are those of a forward that keeps nothing, as far as rounding cannot decide."""
     assert len(seen) > 5
     compared = 0

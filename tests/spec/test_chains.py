@@ -114,7 +114,8 @@ def test_results_tell_what_was_accepted(find: Find) -> None:
     llm = speculating(directory, Knowing(4, texts(wanted), 1.0), max_model_len=256)
     [output] = llm.generate(GIVEN[:1], params)
     found = output.metrics.speculation
-    assert found == llm.speculation_stats()
+    everybody = vars(llm.speculation_stats())
+    assert vars(found).items() <= everybody.items() and everybody["depth"] == 4
     assert sum(found.accepted_at) == found.accepted <= found.drafts
     assert found.accepted_at == sorted(found.accepted_at, reverse=True)
     assert found.windows * found.accept_length == pytest.approx(found.windows + found.accepted)

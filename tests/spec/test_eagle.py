@@ -50,8 +50,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "pre-empted": TIGHT | dict(sanitizer="full"),
     "opposite-axis-order": dict(backend="reference_kv", overlap=False),
 }
-CASES = [(form, family, way) for form in FORMATS for family in FAMILIES for way in WAYS]
-DAILY = [("eagle3", "gated-delta", "pre-empted"), ("eagle1", "selective-scan", "plain")]
+CASES = [("eagle3", family, way) for family in FAMILIES for way in WAYS]
+CASES += [("eagle1", family, "pre-empted") for family in FAMILIES]
+DAILY = [("eagle3", "gated-delta", "pre-empted"), ("eagle1", "selective-scan", "pre-empted")]
 
 
 @pytest.mark.parametrize(("form", "family", "way"), slow_but(DAILY, CASES))

@@ -40,6 +40,7 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
         position=torch.tensor([len(text) - 1 for text in texts]),
         tokens=table,
         longest=max(len(text) for text in texts),
+        depth=drafter.depth,
         choose=NOTHING,
         state=NOTHING,
         kv=NOTHING,

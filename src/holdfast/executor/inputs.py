@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import Limits, run_reaches
+from ..config import Limits, max_window, run_reaches
 from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
 from ..plan import Grant, RowWork, StepPlan
@@ -93,11 +93,13 @@ class Lanes:
         return tuple(Export(lane_of[e.row], e.slot, e.line) for e in self.exports)
 
 
-def uniform_shapes(limits: Limits) -> tuple[Shape, ...]:
-    """Few enough to be recorded in seconds; no step has many more lanes than it needs."""
+def uniform_shapes(limits: Limits, depths: Sequence[int]) -> tuple[Shape, ...]:
+    """Few enough to be recorded in seconds; no step has many more lanes than it needs, nor longer ones: there is a
+    window for each number of drafts."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128)]
     lanes = sorted({*(size for size in sizes if size < limits.max_num_seqs), limits.max_num_seqs})
-    return tuple(Shape(n, window) for n in lanes for window in sorted({1, limits.max_window}))
+    windows = sorted({1, *map(max_window, depths)})
+    return tuple(Shape(n, window) for n in lanes for window in windows)
 
 
 class Inputs:

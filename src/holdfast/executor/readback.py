@@ -31,6 +31,11 @@ class Fetch:
             self._done = torch.cuda.Event()
             self._done.record()
 
+    @property
+    def on_the_way(self) -> bool:
+        """False: it was there when it was asked for, as on a CPU."""
+        return self._done is not None
+
     def wait(self) -> tuple[Tensor, ...]:
         if self._done is not None:
             self._done.synchronize()
@@ -43,6 +48,18 @@ def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
     return torch.cat((*lanes, verified.accepted, verified.proposed, chosen))
 
 
+class Laps:
+    """What each step adds to the time that all steps take: from its launch, or from the end of the step before if
+    that was later."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+
+    def lap(self, launched: float, ended: float) -> float:
+        begun, self._ended = max(launched, self._ended), ended
+        return ended - begun
+
+
 @dataclass(frozen=True)
 class InFlight:
     plan: StepPlan
@@ -53,12 +70,16 @@ class InFlight:
     grants: dict[int, Grant]
     """What the device held when the step was launched, by row."""
     launched: float
+    returned: float
+    """When the launch was over, and the step as well if the device does not run by itself."""
+    laps: Laps
     inspection: Inspection | None = None
 
     def result(self) -> StepResult:
         """Waits for the step."""
         lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
         [told] = self.report.wait()
+        ended = time.perf_counter() if self.report.on_the_way else self.returned
         sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
         position, base, used, missed, accepted, proposed, tokens = (
             part.tolist() for part in told.split_with_sizes(sizes)
@@ -91,7 +112,7 @@ class InFlight:
             ),
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
-            seconds=time.perf_counter() - self.launched,
+            seconds=self.laps.lap(self.launched, ended),
             findings=self.inspection.findings() if self.inspection else (),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from ..spec.ensemble import Ensemble
 from .graphs import Graphs
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
-from .readback import Fetch, InFlight, report
+from .readback import Fetch, InFlight, Laps, report
 from .recomputation import Recomputation
 from .sampler import Chosen, Needs, Sampler
 from .speculation import Drafted, Speculation
@@ -45,7 +46,8 @@ class Ended:
 
 
 class Runner:
-    """shapes: those of uniform steps, which `record` records."""
+    """shapes: those of uniform steps, and depths: the numbers of drafts they may propose. `record` records them all,
+    so that nothing is new when the depth changes."""
 
     def __init__(
         self,
@@ -55,18 +57,20 @@ class Runner:
         *,
         sanitizer: str = "off",
         shapes: Sequence[Shape] = (),
+        depths: Sequence[int] = (0,),
     ) -> None:
         self.ensemble, self.model = ensemble, ensemble.model
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
         self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
-        self.shapes, self.graphs = shapes, Graphs()
+        self.shapes, self.depths, self.graphs = shapes, depths, Graphs()
         self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         self._grants: dict[int, Grant] = {}
+        self._laps = Laps()
         full = sanitizer == "full"
         self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
         self.recomputation = None
@@ -87,7 +91,10 @@ class Runner:
         lanes, greedy = self.inputs.padding(shape), Needs()
         self.graphs.record(("pass", shape), lambda: self._pass(lanes))
         passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
-        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+        for depth in sorted(self.depths, reverse=True):
+            self.graphs.record(
+                ("end", shape, depth, greedy), partial(self._end, passed, lanes, greedy, depth)
+            )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -98,7 +105,8 @@ class Runner:
         passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
         ended = self.graphs.run(
-            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step)
+            ("end", lanes.shape, plan.propose, needs),
+            lambda: self._end(passed, lanes, needs, plan.propose, plan.step),
         )
         inspection = self._inspect(lanes, ended.drafted, plan.step)
         return InFlight(
@@ -109,6 +117,8 @@ class Runner:
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
             launched=launched,
+            returned=time.perf_counter(),
+            laps=self._laps,
             inspection=inspection,
         )
 
@@ -119,14 +129,16 @@ class Runner:
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 
-    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, propose: int, number: int = 0) -> Ended:
         """From logits to tokens; cursors move; what comes next is guessed."""
         batch = passed.batch
         chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
-        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
+        verified, chosen = self.speculation.verify(batch.step, lanes, chosen, self.state, self.kv)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)
-        drafted = self.speculation.propose(committed, lanes, self.sampler, needs, self.state, self.kv)
+        drafted = self.speculation.propose(
+            propose, committed, lanes, self.sampler, needs, self.state, self.kv
+        )
         return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
 
     def _apply(self, plan: StepPlan) -> None:
@@ -152,12 +164,14 @@ class Runner:
             longest_window=lanes.longest_window,
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
+            tree=self.speculation.trees.of(lanes) if self.speculation.trees else None,
         )
         rows, positions, tokens = self.model.ops.absorbed(
             self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
         )
         step = replace(step, token_places=(rows, positions))
-        return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
+        standing = step.positions_of(len(tokens))
+        return Batch(tokens=tokens, positions=standing, step=step, state=self.state, kv=self.kv)
 
     def _settle(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..memory.kv_pool import KVPool
 from ..memory.state_pool import Committed, StatePool
@@ -14,8 +13,9 @@ from ..ops.backend import Ops
 from ..ops.step import StateStep
 from ..spec.drafter import Draft, Drafter, VerifiedStep
 from .inputs import Lanes
-from .sampler import Needs, Sampler
+from .sampler import Chosen, Needs, Sampler
 from .tables import RowTables
+from .trees import Trees
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,34 @@ class Speculation:
     def __init__(self, ops: Ops, tables: RowTables, drafter: Drafter | None) -> None:
         self.drafter, self._ops = drafter, ops
         self._tables = tables
+        self.trees: Trees | None = None
+        if drafter is not None and drafter.branches:
+            self.trees = Trees(tables, drafter.depth)
 
-    def verify(self, step: StateStep, lanes: Lanes, chosen: Tensor) -> Verified:
-        """Write each lane's bonus where the next step will read it; the drafts before it stand there already."""
-        return self._ops.accept(
-            lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
-        )
+    def verify(
+        self, step: StateStep, lanes: Lanes, chosen: Chosen, state: StatePool, kv: KVPool
+    ) -> tuple[Verified, Chosen]:
+        """Write each lane's bonus where the next step will read it; the drafts before it stand there already. What
+        was chosen for a lane then begins with what it gets."""
+        if self.trees is not None:
+            return self.trees.verify(step, lanes, chosen, state, kv)
+        table, made = self._tables.tokens, self._tables.drafts
+        drafts = lanes.choices.drafts
+        return self._ops.accept(drafts, chosen.tokens, table, made, step.position, step.counts), chosen
 
     def propose(
-        self, committed: Committed, lanes: Lanes, sampler: Sampler, needs: Needs, state: StatePool, kv: KVPool
+        self,
+        depth: int,
+        committed: Committed,
+        lanes: Lanes,
+        sampler: Sampler,
+        needs: Needs,
+        state: StatePool,
+        kv: KVPool,
     ) -> Drafted | None:
-        """For all lanes that chose a token."""
+        """So many drafts for all lanes that chose a token."""
         choices, table = lanes.choices, self._tables.tokens
-        if self.drafter is None or not len(choices.drafts.lane):
+        if self.drafter is None or not depth or not len(choices.drafts.lane):
             return None
         rows, position = choices.drafts.tell, committed.position[choices.drafts.lane]
         ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
@@ -51,12 +66,15 @@ class Speculation:
             position=position,
             tokens=table,
             longest=table.shape[1] - 1 if lanes.uniform else max(ends),
+            depth=depth,
             choose=sampler.guesser(rows, needs),
             state=state,
             kv=kv,
         )
         draft = self.drafter.propose(step)
-        places = position[:, None] + 1 + torch.arange(self.drafter.depth, device=rows.device)
+        if self.trees is not None:
+            draft = self.trees.plant(rows, draft)
+        places = position[:, None] + 1 + torch.arange(draft.tokens.shape[1], device=rows.device)
         table[rows[:, None], places] = draft.tokens
         self._tables.drafts[rows] = draft.count
         return Drafted(step, draft)

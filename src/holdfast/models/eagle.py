@@ -26,14 +26,14 @@ class EagleConfig:
     """EAGLE-3 reads what these layers leave; None: what those of its inventors do."""
     fc_bias: bool
 
-    def build(self, build: Build, model: CausalLM) -> EagleHead:
+    def build(self, build: Build, model: CausalLM, name: str = "eagle") -> EagleHead:
         """To draft for that model."""
         check_fits(model, vocab=self.vocab, hidden=self.shape.hidden)
         if not self.three:
-            return EagleOneHead(build, "eagle", self.shape, bias=self.fc_bias, logits=model.logits)
+            return EagleOneHead(build, name, self.shape, bias=self.fc_bias, logits=model.logits)
         read = len(self.reads(len(model.blocks)))
         return EagleThreeHead(
-            build, "eagle", self.shape, layers=read, vocab=self.vocab, draft_vocab=self.draft_vocab
+            build, name, self.shape, layers=read, vocab=self.vocab, draft_vocab=self.draft_vocab
         )
 
     def reads(self, layers: int) -> tuple[int, ...]:

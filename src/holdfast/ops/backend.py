@@ -463,5 +463,5 @@ def _swapped(orders: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
 
 def _angles(turn: Turn, step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
     """cos, sin [tokens, half], of the step's tokens."""
-    _, at = step.places_of(tokens)
+    at = step.positions_of(tokens)
     return step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))

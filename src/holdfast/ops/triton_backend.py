@@ -113,6 +113,8 @@ class TritonOps(Ops):
         pages: Tensor,
         step: StateStep,
     ) -> Tensor:
+        if _branches(step):
+            return super().attention(queries, keys, values, heads, pool, pages, step)
         turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
         queries = attention.prepare(queries, keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
         return attention.paged_attention(queries, pool, pages, step, heads.scale)
@@ -120,6 +122,8 @@ class TritonOps(Ops):
     def keep_kv(
         self, keys: Tensor, values: Tensor, heads: Heads, pool: KVState, pages: Tensor, step: StateStep
     ) -> None:
+        if _branches(step):
+            return super().keep_kv(keys, values, heads, pool, pages, step)
         turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
         attention.prepare(keys[:, :0], keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
 
@@ -219,3 +223,8 @@ class TritonOps(Ops):
 
 def _out(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=torch.float32, device=like.device)
+
+
+def _branches(step: StateStep) -> bool:
+    """Then keys are turned by another position than that of the place where they are stored."""
+    return step.tree is not None and not step.tree.straight

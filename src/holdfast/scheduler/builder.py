@@ -13,6 +13,8 @@ class PlanBuilder:
     step: int
     budget: int
     """Tokens that the step may still take."""
+    propose: int = 0
+    """Drafts that it makes for the next."""
     starts: list[RowStart] = field(default_factory=list)
     pages: list[PageMap] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
@@ -33,4 +35,5 @@ class PlanBuilder:
             work=tuple(self.work.values()),
             freed_slots=freed_slots,
             freed_pages=freed_pages,
+            propose=self.propose,
         )

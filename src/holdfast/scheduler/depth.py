@@ -1,23 +1,51 @@
-"""How many drafts a step verifies. A decision, made of what earlier steps brought; a fixed number for now."""
+"""How many drafts are made in a step, for the next one to verify: a decision, made of what earlier steps brought."""
 
 from __future__ import annotations
 
-from ..config import Limits
-from ..plan import StepResult
+from ..config import SpeculativeConfig
+from ..ids import Row
+from ..plan import StepPlan, StepResult
 
 
 class Depth:
-    """Asked once for each row of a plan, and told of every result."""
+    """Asked at the start of every plan, and told of every plan and result. This one never changes its mind; policies
+    do."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._most = limits.max_drafts
+    def __init__(self, depth: int) -> None:
+        self.depth, self.reason = depth, "fixed"
+        self.steps: dict[int, dict[str, int]] = {}
+        """Planned so far, by depth and reason."""
 
-    def drafts(self, *, room: int) -> int:
-        """For a row that has room for so many more tokens, the bonus aside."""
-        return max(0, min(self._most, room))
+    def decide(self) -> int:
+        """For the step that is planned now: the most drafts that any row gets."""
+        return self.depth
+
+    def share(self, row: Row) -> int:
+        """Of them, this row's."""
+        return self.depth
+
+    def planned(self, plan: StepPlan) -> None:
+        reasons = self.steps.setdefault(self.depth, {})
+        reasons[self.reason] = reasons.get(self.reason, 0) + 1
 
     def collected(self, result: StepResult) -> None:
-        """Step times and accepted drafts: what an adaptive depth goes by."""
+        """Step times and accepted drafts."""
+
+    def why(self) -> str:
+        """The last decision, in a sentence."""
+        return f"{self.depth} drafts, as configured"
+
+
+def make_depth(config: SpeculativeConfig | None, *, ragged: bool) -> Depth:
+    """ragged  a step costs by its tokens; otherwise by its rows and its longest window"""
+    from .cost_depth import CostDepth  # these are kinds of Depth
+    from .ema_depth import EmaDepth
+
+    if config is None or config.adaptive is None:
+        return Depth(config.num_speculative_tokens if config else 0)
+    if config.adaptive.policy == "ema":
+        return EmaDepth(config.adaptive, config.num_speculative_tokens)
+    return CostDepth(config.adaptive, config.num_speculative_tokens, ragged=ragged)
 
 
 def draft_room(*, known: int, most_tokens: int, budget: int) -> int:

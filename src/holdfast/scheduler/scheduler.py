@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
-from ..config import Limits, run_reaches
+from ..config import Limits, drafting_room, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
 from ..plan import BONUS, NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
-from ..request import Acceptance, FinishReason, Rejected, Request
+from ..request import Acceptance, FinishReason, Rejected, Request, SpeculationStats
 from .admission import refusal
 from .builder import PlanBuilder
 from .chunking import chunk_len, cut_align
@@ -44,10 +44,11 @@ class Scheduler:
         limits: Limits,
         cache: CacheManager,
         clock: Callable[[], float] = time.monotonic,
+        depth: Depth | None = None,
     ) -> None:
         self.counters = Counters()
         self.speculation = Acceptance()
-        self._depth = Depth(limits)
+        self._depth = depth or Depth(limits.max_drafts)
         self._limits = limits
         self._cache = cache
         self._clock = clock
@@ -108,9 +109,14 @@ class Scheduler:
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
 
-    def speculation_stats(self) -> Acceptance:
+    def speculation_stats(self) -> SpeculationStats:
         """As it is now."""
-        return replace(self.speculation, accepted_at=list(self.speculation.accepted_at))
+        return SpeculationStats(
+            **vars(replace(self.speculation, accepted_at=list(self.speculation.accepted_at))),
+            depth=self._depth.depth,
+            why=self._depth.why(),
+            steps={depth: dict(reasons) for depth, reasons in self._depth.steps.items()},
+        )
 
     def reset_cache(self) -> None:
         """No later request resumes from what was computed so far."""
@@ -133,7 +139,9 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, which the caller must launch; None if nothing can run until a step is collected."""
-        plan = PlanBuilder(self.counters.steps + 1, self._limits.max_num_batched_tokens)
+        plan = PlanBuilder(
+            self.counters.steps + 1, self._limits.max_num_batched_tokens, propose=self._depth.decide()
+        )
         folding = self._fold_ended(plan)
         self._continue_running(plan)
         self._admit_waiting(plan)
@@ -144,7 +152,9 @@ class Scheduler:
             self._cache.release(seat.row)
         self.counters.steps += 1
         self.counters.planned_tokens += self._limits.max_num_batched_tokens - plan.budget
-        return plan.build(*self._cache.take_freed())
+        built = plan.build(*self._cache.take_freed())
+        self._depth.planned(built)
+        return built
 
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats = self._in_turn()
@@ -163,7 +173,7 @@ class Scheduler:
                 owed -= seat.request.todo
             count = self._chunk(seat, budget)
             window = self._window(seat, count, budget - owed)
-            if self._make_room(seat, seat.request.planned + count + self._beyond(window), plan):
+            if self._make_room(seat, seat.request.planned + count + self._beyond(window, plan), plan):
                 self._add_work(seat, count, window, plan)
 
     def _known_tokens(self, seats: list[Seat]) -> int:
@@ -242,7 +252,8 @@ class Scheduler:
         plan.add(
             RowWork(seat.row, seat.generation, tokens, window, request.planned, uncertain=request.uncertain)
         )
-        seat.drafted |= window.bonus
+        if window.bonus:
+            seat.drafted = min(plan.propose, self._depth.share(seat.row))
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
@@ -257,10 +268,10 @@ class Scheduler:
     def _drafts(self, seat: Seat, budget: int) -> int:
         """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
         request = seat.request
-        if not (self._limits.max_drafts and seat.drafted and request.todo == 1):
+        if not (seat.drafted and request.todo == 1):
             return 0
         room = draft_room(known=request.known, most_tokens=seat.most_tokens, budget=budget - 1)
-        return self._depth.drafts(room=room)
+        return max(0, min(seat.drafted, room))
 
     def _offer_slots(self, seat: Seat, count: int, plan: PlanBuilder) -> None:
         """Slots for the lines that these tokens reach and that are worth a checkpoint, as far as there are any."""
@@ -299,9 +310,10 @@ class Scheduler:
 
     # --- when pages run out ---
 
-    def _beyond(self, window: Window) -> int:
+    @staticmethod
+    def _beyond(window: Window, plan: PlanBuilder) -> int:
         """Of KV, what is kept beyond the last token known: drafts', and a drafter's of those that it makes next."""
-        return window.drafts + (self._limits.drafting_room if window.bonus else 0)
+        return window.drafts + (drafting_room(plan.propose) if window.bonus else 0)
 
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
         """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""

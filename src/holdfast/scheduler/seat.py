@@ -19,8 +19,8 @@ class Seat:
     """Prompt and answer together."""
     lines: tuple[int, ...] = ()
     """Where the tokens it was admitted with should still leave a checkpoint behind."""
-    drafted: bool = False
-    """It chose a token in this row, so drafts may follow that."""
+    drafted: int = 0
+    """So many drafts are made to follow the last token that it chose in this row, and are there to be verified."""
     leaving: bool = False
     """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""
 

@@ -176,7 +176,7 @@ def engine_stats(engine: Engine) -> EngineStats:
         counters=scheduler.counters,
         cache=scheduler.cache_stats(),
         findings=engine.findings,
-        speculation=scheduler.speculation,
+        speculation=scheduler.speculation_stats(),
     )
 
 

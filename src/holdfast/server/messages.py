@@ -9,7 +9,7 @@ import msgspec
 
 from ..cache import CacheStats
 from ..config import EngineConfig, Limits
-from ..request import Acceptance, FinishReason, Metrics, Request, SamplingParams, TokenLogprob
+from ..request import FinishReason, Metrics, Request, SamplingParams, SpeculationStats, TokenLogprob
 from ..scheduler.scheduler import Counters
 
 
@@ -107,7 +107,7 @@ class EngineStats(msgspec.Struct):
     counters: Counters
     cache: CacheStats
     findings: int
-    speculation: Acceptance
+    speculation: SpeculationStats
 
 
 class Told(Message):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..request import Acceptance, Request
+from ..request import Request, SpeculationStats
 from .logs import LogHandler
 from .messages import EngineStats
 
@@ -135,7 +135,7 @@ def _part(held: int, total: int) -> float:
     return held / total if total else 0.0
 
 
-def _speculation(done: Acceptance) -> Iterator[Metric]:
+def _speculation(done: SpeculationStats) -> Iterator[Metric]:
     yield _counter("spec_decode_num_drafts", "windows that drafts were made for", done.windows)
     yield _counter("spec_decode_num_draft_tokens", "drafts", done.drafts)
     yield _counter("spec_decode_num_accepted_tokens", "drafts that were accepted", done.accepted)
@@ -146,3 +146,10 @@ def _speculation(done: Acceptance) -> Iterator[Metric]:
     for position, count in enumerate(done.accepted_at):
         family.add_metric([str(position)], count)
     yield family
+    yield _gauge("spec_decode_depth", "drafts that a row is given, as last decided", done.depth)
+    name, told = "holdfast:spec_decode_steps", "steps, by the drafts made for each row, and why so many"
+    steps = CounterMetricFamily(name, told, labels=["depth", "reason"])
+    for depth, reasons in done.steps.items():
+        for reason, count in reasons.items():
+            steps.add_metric([str(depth), reason], count)
+    yield steps

@@ -26,19 +26,19 @@ class DFlash(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(features.layers, batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         last = step.last[:, None]
-        block = torch.cat((last, last.new_full((len(last), self.depth), self.mask_token)), 1)
+        block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
         hidden = self.head(self._embed(block.flatten()), step.ahead(0, block, all_seeing(block)))
         masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
-        logits = self._logits(masks).unflatten(0, (-1, self.depth))
-        return all_meant([step.choose(logits[:, i], step.position + i + 1) for i in range(self.depth)])
+        logits = self._logits(masks).unflatten(0, (-1, step.depth))
+        return all_meant([step.choose(logits[:, i], step.position + i + 1) for i in range(step.depth)])
 
 
 def all_seeing(block: Tensor) -> Tree:
@@ -47,4 +47,5 @@ def all_seeing(block: Tensor) -> Tree:
     return Tree(
         ancestors=torch.ones(lanes, count, count, dtype=torch.bool, device=block.device),
         depths=torch.arange(count, device=block.device).expand(lanes, count),
+        straight=True,
     )

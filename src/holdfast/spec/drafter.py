@@ -46,6 +46,7 @@ class VerifiedStep:
     position  [N]  tokens absorbed and certain; the last token chosen stands here, not absorbed yet
     tokens    [rows + 1, positions]  of every row, up to and including that one
     longest   no lane's position is beyond this
+    depth     so many drafts are asked for, at least 1 and at most the drafter's own depth
     choose    (logits [N, vocab], position [N]) -> [N]: what each lane would choose to stand there, with the noise
               by which the model's own choice will be made
     """
@@ -54,6 +55,7 @@ class VerifiedStep:
     position: Tensor
     tokens: Tensor
     longest: int
+    depth: int
     choose: Callable[[Tensor, Tensor], Tensor]
     state: StatePool
     kv: KVPool
@@ -75,9 +77,9 @@ class VerifiedStep:
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens   [N, depth]  to follow the last token of each lane
-    count    [N]         how many of them were meant; the others are never accepted
-    parents  [N, depth]  of a tree: the node that each follows, where 0 is the lane's last token; None: a chain
+    """tokens   [N, step.depth]  to follow the last token of each lane
+    count    [N]  how many of them were meant; the others are never accepted
+    parents  [N, step.depth]  of a tree: the node that each follows, where 0 is the lane's last token; None: a chain
     """
 
     tokens: Tensor
@@ -86,8 +88,10 @@ class Draft:
 
 
 class Drafter(nn.Module):
-    """`depth` drafts at a time. One without layers needs `propose` only."""
+    """At most `depth` drafts at a time. One without layers needs `propose` only."""
 
+    branches = False
+    """Its drafts are trees."""
     reads: tuple[int, ...] = ()
     """Layers of the model, counted from 0, whose output it wants among the features."""
 
@@ -96,9 +100,9 @@ class Drafter(nn.Module):
         self.depth = depth
 
     @property
-    def trained(self) -> nn.Module | None:
-        """What its files fill."""
-        return None
+    def trained(self) -> tuple[nn.Module, ...]:
+        """What files fill, each from a directory of its own."""
+        return ()
 
     def check(self) -> None:
         """That what the files filled it with can be used."""
@@ -124,6 +128,6 @@ class Drafter(nn.Module):
 
 
 def all_meant(tokens: list[Tensor]) -> Draft:
-    """depth times [N]: a chain in which every draft was meant."""
+    """step.depth times [N]: a chain in which every draft was meant."""
     stacked = torch.stack(tokens, 1)
     return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))

@@ -28,18 +28,11 @@ class Eagle(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def check(self) -> None:
-        head = self.head
-        if not isinstance(head, EagleThreeHead) or (drafted := head.drafted()) is None:
-            return
-        if not bool(((drafted >= 0) & (drafted < head.vocab)).all()):
-            raise ConfigError(
-                f"speculative_config: d2t of the drafter names tokens beyond the model's {head.vocab}; "
-                "it was made for another vocabulary"
-            )
+        check_drafted(self.head)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         known = self.head.known(features.hidden, features.layers)
@@ -48,7 +41,7 @@ class Eagle(Drafter):
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
         hidden: Tensor | None = None
-        for by in range(self.depth):
+        for by in range(step.depth):
             batch, embedding = step.ahead(by, token), self._embed(token)
             if hidden is None:  # what is kept in its place here is never read
                 hidden = self.previous(torch.zeros_like(embedding), batch)
@@ -56,3 +49,14 @@ class Eagle(Drafter):
             token = step.choose(self.head.logits(hidden), step.position + by + 1)
             drafts.append(token)
         return all_meant(drafts)
+
+
+def check_drafted(head: EagleHead) -> None:
+    """The tokens that its files say it can draft are the model's."""
+    if not isinstance(head, EagleThreeHead) or (drafted := head.drafted()) is None:
+        return
+    if not bool(((drafted >= 0) & (drafted < head.vocab)).all()):
+        raise ConfigError(
+            f"speculative_config: d2t of the drafter names tokens beyond the model's {head.vocab}; "
+            "it was made for another vocabulary"
+        )

@@ -47,8 +47,8 @@ class MTP(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
@@ -56,7 +56,7 @@ class MTP(Drafter):
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
         hidden: Tensor | None = None
-        for by in range(self.depth):
+        for by in range(step.depth):
             batch, embedding = step.ahead(by, token), self._embed(token)
             if hidden is None:  # what is kept in its place here is never read
                 hidden = self.previous(torch.zeros_like(embedding), batch)

@@ -16,7 +16,7 @@ class NGram(Drafter):
         self.longest, self.shortest = longest, shortest
 
     def propose(self, step: VerifiedStep) -> Draft:
-        """The longest of the suffixes that occurred before, where it did so last. If fewer than `depth` tokens
+        """The longest of the suffixes that occurred before, where it did so last. If fewer than `step.depth` tokens
         followed it then, it overlaps the end of the sequence: what followed is repeated."""
         tokens = step.tokens[step.rows, : step.longest + 1]
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -29,9 +29,9 @@ class NGram(Drafter):
         best = length.amax(1)
         end = torch.where(length == best[:, None], place, 0).amax(1)
         distance = (step.position - end).clamp(min=1)[:, None]
-        following = end[:, None] + 1 + torch.arange(self.depth, device=tokens.device) % distance
+        following = end[:, None] + 1 + torch.arange(step.depth, device=tokens.device) % distance
         drafts = tokens.gather(1, following.clamp(max=len(place) - 1))
-        return Draft(drafts, torch.where(best >= self.shortest, self.depth, 0))
+        return Draft(drafts, torch.where(best >= self.shortest, step.depth, 0))
 
 
 def _shifted(equal: Tensor, by: int) -> Tensor:

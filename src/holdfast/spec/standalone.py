@@ -16,15 +16,15 @@ class Standalone(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.model
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.model,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.model(batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
-        for by in range(self.depth):
+        for by in range(step.depth):
             logits = self.model.logits(self.model(step.ahead(by, token)))
             token = step.choose(logits, step.position + by + 1)
             drafts.append(token)

@@ -1,0 +1,260 @@
+"""How many drafts: the policies alone, told of steps that never ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.adaptive import AdaptiveConfig, Band
+from holdfast.ids import Row
+from holdfast.plan import RowResult, RowWork, StepPlan, StepResult, Window
+from holdfast.scheduler.cost_depth import CostDepth
+from holdfast.scheduler.depth import Depth
+from holdfast.scheduler.ema_depth import EmaDepth
+from holdfast.scheduler.step_costs import StepCosts, band
+from holdfast.scheduler.survival import Survival
+
+from .harness import Harness, make_limits, make_request
+from .restless import Restless
+
+
+class Loop:
+    """Steps of rows whose first `right(row)` drafts are accepted; `seconds(tokens)` each."""
+
+    def __init__(self, depth: Depth, rows: int = 2) -> None:
+        self.depth, self.step = depth, 0
+        self.windows = {Row(row): Window() for row in range(1, rows + 1)}
+        self.right = {row: 0 for row in self.windows}
+        self.propose = 0
+
+    def seconds(self, tokens: int) -> float:
+        return 0.010
+
+    def run(self, steps: int) -> list[int]:
+        made = []
+        for _ in range(steps):
+            self.step += 1
+            propose = self.depth.decide()
+            work = tuple(RowWork(row, 1, 1 + w.drafts, w, 100) for row, w in self.windows.items())
+            self.depth.planned(StepPlan(self.step, work=work, propose=propose))
+            rows = tuple(
+                RowResult(
+                    w.row,
+                    1,
+                    0,
+                    (0,) * (1 + min(w.window.drafts, self.right[w.row])),
+                    window=w.window,
+                    proposed=0,
+                )
+                for w in work
+            )
+            seconds = self.seconds(sum(w.tokens for w in work))
+            self.depth.collected(StepResult(self.step, rows, seconds=seconds))
+            self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
+            made.append(propose)
+        return made
+
+
+# --- ema ---
+
+
+def ema(initial: int, **options: object) -> EmaDepth:
+    return EmaDepth(AdaptiveConfig("ema", **options), initial)  # type: ignore[arg-type]
+
+
+def test_ema_waits_out_the_warm_up_and_moves_at_intervals() -> None:
+    loop = Loop(ema(3))
+    loop.right = dict.fromkeys(loop.right, 7)
+    made = loop.run(30)
+    assert made[:11] == [3] * 11 and 7 in made[11:16], "ten batches with drafts, the first step had none"
+    assert loop.depth.steps[3]["warm-up"] == 11 and loop.depth.reason == "ema"
+
+
+@pytest.mark.parametrize(("right", "settles"), [(0, 0), (1, 3), (2, 3), (3, 7), (7, 7)])
+def test_ema_settles_where_accepted_drafts_are(right: int, settles: int) -> None:
+    loop = Loop(ema(3))
+    loop.right = dict.fromkeys(loop.right, right)
+    made = loop.run(200)
+    assert max(set(made[100:]), key=made[100:].count) == settles
+
+
+def test_ema_comes_back_from_nothing_by_probing() -> None:
+    loop = Loop(ema(1))
+    assert loop.run(120)[-50:].count(0) >= 48, "and a probe now and then"
+    loop.right = dict.fromkeys(loop.right, 7)
+    assert loop.run(400)[-1] == 7
+
+
+def test_ema_stays_within_its_band() -> None:
+    bands = (Band(1, (1, 3)), Band(4, (0, 1)))
+    few, many = Loop(ema(3, bands=bands), rows=3), Loop(ema(3, bands=bands), rows=4)
+    for loop in (few, many):
+        loop.right = dict.fromkeys(loop.right, 7)
+    assert few.run(60)[-1] == 3 and many.run(60)[-1] == 1
+
+
+# --- survival and costs ---
+
+
+def test_a_place_counts_only_if_it_was_reached() -> None:
+    survival = Survival(3)
+    for _ in range(200):
+        survival.learn([(3, 1), (3, 1), (3, 3), (1, 1)])
+    first, second, third = survival.rates()
+    assert first > 0.99 and abs(second - 1 / 3) < 0.1 and third > 0.9
+    assert survival.expected()[:2] == [1.0, 1 + first]
+
+
+def test_places_that_were_never_tried_are_like_the_one_before() -> None:
+    survival = Survival(7)
+    for _ in range(100):
+        survival.learn([(1, 1), (1, 0)])
+    assert survival.rates() == [pytest.approx(0.5, abs=0.02)] * 7
+
+
+def test_a_change_is_believed_at_once_and_of_all_places() -> None:
+    survival = Survival(7)
+    for _ in range(100):
+        survival.learn([(7, 0)] * 16)
+    survival.learn([(1, 1)] * 16)
+    assert min(survival.rates()) > 0.4
+
+
+def test_an_unknown_cost_is_that_of_less() -> None:
+    costs = StepCosts()
+    assert costs.seconds(4, 1, 0) == 0.0
+    for depth, seconds in ((0, 1.0), (3, 2.0)):
+        costs.learn(8, depth, 0, seconds)
+        costs.learn(8, depth, 0, seconds)
+    assert [costs.seconds(8, depth, 0) for depth in (0, 1, 3, 7)] == pytest.approx([1, 1, 2, 2], rel=1e-3)
+    assert costs.seconds(64, 3, 0) == 2.0 and costs.seconds(4, 3, 0) == 0.0
+    assert costs.known(7, 3) and not costs.known(8, 1) and not costs.known(9, 3)
+    assert [band(rows) for rows in (1, 2, 5, 7, 13, 200, 256)] == [1, 2, 6, 8, 16, 256, 256]
+
+
+def test_a_first_step_that_compiles_is_not_believed() -> None:
+    costs = StepCosts()
+    for seconds in (30.0, 0.01, 0.01):
+        costs.learn(8, 1, 0, seconds)
+    assert costs.seconds(8, 1, 0) < 0.011
+    costs.learn(8, 1, 0, 30.0)
+    assert costs.seconds(8, 1, 0) < 0.011, "nor one that something interrupts"
+
+
+def test_context_is_part_of_the_cost() -> None:
+    """Learned at one depth while contexts grow, and known of the others."""
+    costs = StepCosts()
+    for context in (10_000, 10_000):
+        costs.learn(16, 3, context, 0.002 + 1e-8 * context)
+    for context in range(10_000, 200_000, 1000):
+        costs.learn(16, 0, context, 0.001 + 1e-8 * context)
+    assert costs.per_token == pytest.approx(1e-8, rel=0.05)
+    costs.learn(16, 3, 200_000, 0.004)
+    assert costs.seconds(16, 3, 200_000) == pytest.approx(0.004, rel=0.05)
+
+
+def test_long_contexts_make_drafts_worth_more() -> None:
+    """Two tokens take twice as long as one, but of a context of any length they are read once."""
+    made = {}
+    for context in (0, 400_000):
+        policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False)
+        loop = Loop(policy)
+        loop.right = dict.fromkeys(loop.right, 1)
+
+        def seconds(tokens: int, context: int = context) -> float:
+            return 1e-3 * tokens * 1.1 + 1e-8 * context
+
+        loop.seconds = seconds  # type: ignore[method-assign]
+        made[context] = sum(loop.run(200)[100:])
+    assert made[0] < 10 and made[400_000] == 100
+
+
+# --- cost ---
+
+
+def test_all_candidates_are_compared() -> None:
+    """A staircase: three drafts cost more than they bring, seven bring more than they cost."""
+    loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False), rows=1)
+    loop.right = dict.fromkeys(loop.right, 7)
+    loop.seconds = lambda tokens: {1: 1.0, 2: 3.0, 4: 5.0, 8: 5.5}[tokens]  # type: ignore[method-assign]
+    assert loop.run(60)[-20:] == [7] * 20
+    assert loop.depth.why().startswith("7 drafts (best); tokens/s of 1 rows with so many drafts: 0: 1, 1: 1")
+
+
+def test_what_cannot_be_the_best_is_never_tried() -> None:
+    loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False), rows=1)
+    loop.seconds = float  # type: ignore[method-assign]
+    made = loop.run(100)
+    assert 7 not in made and made[-30:].count(0) >= 29
+    assert {"explore", "best"} <= set(loop.depth.steps[0])
+
+
+def test_without_drafts_probes_are_few_and_none_where_no_draft_could_pay() -> None:
+    cheap = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False))
+    dear = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False))
+    cheap.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    dear.seconds = lambda tokens: float(tokens**2)  # type: ignore[method-assign]
+    assert 3 <= sum(made > 0 for made in cheap.run(300)[100:]) <= 25
+    assert not any(dear.run(300)[100:])
+    cheap.right = dict.fromkeys(cheap.right, 7)
+    assert cheap.run(50)[-1] == 7, "it follows within fifty steps"
+
+
+def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 3, ragged=True)
+    loop = Loop(policy, rows=4)
+    loop.right = {Row(1): 7, Row(2): 0, Row(3): 0, Row(4): 0}
+    loop.seconds = lambda tokens: 1 + 0.02 * tokens  # type: ignore[method-assign]
+    loop.run(60)
+    shares = [policy.share(row) for row in loop.windows]
+    assert shares[0] == 7 and max(shares[1:]) <= 3, "and as many as three for each, all together"
+    assert policy.share(Row(9)) == policy.depth, "of a row that came just now nothing is known"
+
+
+def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
+    policy = CostDepth(AdaptiveConfig(), 1, ragged=False)
+    for step in range(1, 20):
+        policy.decide()
+        work = (RowWork(Row(1), 1, 1, Window(), 9), RowWork(Row(2), 1, 64, Window(bonus=False), 0))
+        policy.planned(StepPlan(step, work=work))
+        policy.collected(StepResult(step, (RowResult(Row(1), 1, 10, (5,)),), seconds=9.0))
+    assert not policy._costs._cells
+
+
+# --- in the scheduler ---
+
+
+@pytest.mark.parametrize("in_flight", [0, 1])
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_depth_that_changes_every_step_changes_no_answer(in_flight: int, recurrent: bool) -> None:
+    """The fake objects to a draft that is verified but was never made, and to KV without a page."""
+    limits = make_limits(
+        fold_every=4, max_window=4, max_model_len=40, num_slots=6 if recurrent else 0, num_pages=20
+    )
+    harness = Harness(limits, depth=in_flight, prefix_reuse=True, drafts=Restless((0, 1, 3), seed=in_flight))
+    for number in range(12):
+        harness.submit(make_request(str(number), (number, 5, number % 3), max_tokens=30))
+    harness.drain()
+    assert len(harness.ended) == 12
+    windows = {work.window.drafts for plan in harness.plans for work in plan.work}
+    assert windows == {0, 1, 2, 3} and {plan.propose for plan in harness.plans} == {0, 1, 3}
+    assert harness.scheduler.speculation_stats().accepted > 10
+
+
+def test_no_row_verifies_more_than_was_made_for_it() -> None:
+    harness = Harness(
+        make_limits(fold_every=4, max_window=4, max_model_len=40), drafts=Restless((0, 3), shares=False)
+    )
+    harness.submit(make_request("a", (1, 2), max_tokens=30))
+    harness.drain()
+    made = [plan.propose for plan in harness.plans]
+    for before, plan in zip(made, harness.plans[1:], strict=False):
+        assert all(work.window.drafts <= before for work in plan.work)
+
+
+def test_stats_tell_the_depth_and_why() -> None:
+    harness = Harness(make_limits(fold_every=4, max_window=4))
+    harness.submit(make_request("a", (1, 2), max_tokens=9))
+    harness.drain()
+    stats = harness.scheduler.speculation_stats()
+    assert (stats.depth, stats.why) == (3, "3 drafts, as configured")
+    assert stats.steps == {3: {"fixed": len(harness.plans)}}
