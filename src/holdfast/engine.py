@@ -110,9 +110,8 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     # drafters are not recorded yet: what they look ahead at has not been tried under a graph
     plain = config.sanitizer == "off" and ensemble.drafter is None
     uniform = device.type == "cuda" and plain and ensemble.model.recordable
-    shapes = (
-        uniform_shapes(capacity.limits, config.depths) if uniform else ()
-    )  # also where nothing is recorded: the same bits
+    # also where nothing is recorded: the same bits
+    shapes = uniform_shapes(capacity.limits, config.depths) if uniform else ()
     runner = Runner(
         ensemble,
         capacity.limits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.executor.fake_graphs import FakeGraph, fake_graphs
 from tests.models.conformance import Oracle, Tiny, assert_equal_to_oracle, prompts
+from tests.models.test_cuda import MODELS
 from tests.models.test_hybrids import lfm2, qwen3_5
 
 from holdfast import LLM, SamplingParams, engine
@@ -108,6 +110,23 @@ def test_layers_that_wait_for_the_device_are_not_recorded(
     recording = recording_runner(ensemble, blueprint.capacity.limits, torch.device("cpu"))
     with nullcontext() if recordable else pytest.raises(RuntimeError, match="waits for the device"):
         recording.record()
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_no_family_waits_for_the_device(tmp_path: Path, fake_graphs: list[FakeGraph], name: str) -> None:
+    """In a step of single tokens, and of windows."""
+    options = MODELS[name].options
+    wide = {"linear_key_head_dim": 16} if "linear_key_head_dim" in options else {}
+    replace(MODELS[name], options={**options, **wide}).build().save_pretrained(tmp_path)
+    drafting = {"method": "ngram", "num_speculative_tokens": 2}
+    asked = EngineConfig(backend="triton", max_num_seqs=1, max_model_len=32, speculative_config=drafting)
+    blueprint = Blueprint(tmp_path, asked)
+    ensemble = blueprint.build()
+    assert ensemble.model.recordable
+    recording_runner(ensemble, blueprint.capacity.limits, torch.device("cpu")).record()
+    assert len(fake_graphs) == 4
 
 
 def recording_runner(ensemble: Any, limits: Any, device: torch.device, **options: Any) -> Runner:
