@@ -40,8 +40,8 @@ chat: $(RUNTIME) ## talk to a model; MODEL=directory, or nothing for the built-i
 serve: $(RUNTIME) ## serve a model over HTTP; MODEL=directory, or nothing for the built-in one
 	@$(BIN)/holdfast serve $(if $(MODEL),"$(MODEL)") $(ARGS)
 
-test: lint test-host $(DEV) ## style, types and the fast tests
-	$(BIN)/python -m pytest --ignore=tests/host $(PYTEST_ARGS)
+test: lint test-host $(DEV) ## style, types and the fast tests, on all cores
+	$(BIN)/python -m pytest --ignore=tests/host --numprocesses auto --dist loadfile $(PYTEST_ARGS)
 
 test-host: $(HOST) ## the host column's tests, in an environment without torch
 	@$(HOST_BIN)/python -c "import importlib.util as u, sys; \

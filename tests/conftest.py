@@ -14,6 +14,9 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 # processes that a test starts find the same source tree as the test
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
 
+# tensors here are tiny: a second thread only waits for the first
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
 # a deadline per example only measures how busy the machine is
 hypothesis.settings.register_profile("holdfast", deadline=None)
 hypothesis.settings.load_profile("holdfast")

@@ -117,10 +117,11 @@ def test_nothing_to_do(clock: Clock, terminal: Stderr) -> None:
 
 
 def test_offline_runs_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from tests.random_model import random_model
+
     from holdfast import LLM, SamplingParams
 
-    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
-    llm, params = LLM(max_num_seqs=2), SamplingParams(max_tokens=5, ignore_eos=True)
+    llm, params = LLM(random_model(), max_num_seqs=2), SamplingParams(max_tokens=5, ignore_eos=True)
     llm.generate([[1, 2, 3]] * 3, params)
     assert capsys.readouterr().err == ""
     llm.generate([[1, 2, 3]] * 3, params, progress=True)

@@ -1,11 +1,11 @@
-"""python -m training prepare | train | drafters"""
+"""python -m training prepare | train | drafters | recall"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-COMMANDS = ("prepare", "train", "drafters")
+COMMANDS = ("prepare", "train", "drafters", "recall")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

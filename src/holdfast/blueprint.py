@@ -51,8 +51,10 @@ class Blueprint:
             model.load_state_dict(weights_of.state_dict(keep_vars=True), assign=True)
         else:
             self._load(model, self._model.directory, self._model.rename)
-        if self._drafter and drafter and drafter.trained and self._drafter.directory and self._drafter.rename:
-            self._load(drafter.trained, self._drafter.directory, self._drafter.rename)
+        if self._drafter and drafter:
+            for trained, files in zip(drafter.trained, self._drafter.files, strict=True):
+                self._load(trained, files.directory, files.rename)
+            drafter.check()
         pack(ensemble.to(config.device), model.ops, config.device)
         return ensemble
 

@@ -44,6 +44,10 @@ class SpeculativeConfig:
     """The number is decided while serving: also as True, a mapping, or the name of a JSON file with one."""
     model: str | None = None
     """The drafter's directory."""
+    topk: int = 1
+    """Guesses that may be made in the same place. With more than one, drafts are a tree,"""
+    num_draft_tokens: int | None = None
+    """of so many nodes, the token included that they follow, and num_speculative_tokens deep."""
     prompt_lookup_max: int = 4
     """ngram: so many last tokens are looked for first, in what came before them,"""
     prompt_lookup_min: int = 2
@@ -74,7 +78,7 @@ class SpeculativeConfig:
     @property
     def depths(self) -> tuple[int, ...]:
         """Every number of drafts that a window may be given."""
-        return self.adaptive.all_depths if self.adaptive else (self.num_speculative_tokens,)
+        return self.adaptive.all_depths if self.adaptive else (self.most_drafts,)
 
     def __post_init__(self) -> None:
         try:
@@ -87,6 +91,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens={self.num_speculative_tokens} must be 1 to {MAX_DRAFTS}"
             )
+        self._check_tree()
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} must be 1 to "
@@ -95,10 +100,38 @@ class SpeculativeConfig:
         if self.adaptive is not None:
             object.__setattr__(self, "adaptive", self.adaptive.including(self.num_speculative_tokens))
 
+    def _check_tree(self) -> None:
+        topk, depth, nodes = self.topk, self.num_speculative_tokens, self.num_draft_tokens
+        name = "speculative_config: "
+        if topk < 1:
+            raise ConfigError(f"{name}topk={topk} must be at least 1")
+        if topk > 1 and self.adaptive is not None:
+            raise ConfigError(
+                f"{name}topk={topk} makes trees, whose size is fixed: leave adaptive out, or use topk=1"
+            )
+        if topk == 1 and nodes not in (None, depth + 1):
+            raise ConfigError(
+                f"{name}topk=1 makes chains, so num_draft_tokens={nodes} can only be {depth + 1}: "
+                "num_speculative_tokens, and the token that they follow; leave it out"
+            )
+        if topk > 1 and (nodes is None or not depth < nodes <= min(MAX_DRAFTS, topk * depth) + 1):
+            raise ConfigError(
+                f"{name}topk={topk} makes trees, so num_draft_tokens={nodes} must be {depth + 1} to "
+                f"{min(MAX_DRAFTS, topk * depth) + 1}: nodes, the token included that they follow"
+            )
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a window."""
+        return self.num_speculative_tokens if self.num_draft_tokens is None else self.num_draft_tokens - 1
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "mtp": (),
+    "eagle": ("model", "topk", "num_draft_tokens"),
+    "eagle_multi": ("model",),
+    "dflash": ("model",),
     "standalone": ("model",),
 }
 """Ways to make drafts, and the options that each has beside their number."""
@@ -161,6 +194,7 @@ class EngineConfig:
             raise ConfigError(
                 f"exact=True needs device='cpu' and dtype='float32'; got {self.device!r} and {self.dtype!r}"
             )
+        _check_tree_alone(self)
         _check_grid(self)
         self.memory_bytes  # noqa: B018  says now what is wrong with it
 
@@ -241,6 +275,10 @@ class Limits:
         return self.max_window - 1
 
     @property
+    def drafting_room(self) -> int:
+        return drafting_room(self.max_drafts)
+
+    @property
     def running_slots(self) -> int:
         return self.num_slots - self.num_checkpoints
 
@@ -266,6 +304,11 @@ def run_reaches(line: int, start: int, end: int) -> bool:
 def max_window(max_drafts: int) -> int:
     """Tokens that one uncertain step may append: the drafts and the token they follow."""
     return max_drafts + 1
+
+
+def drafting_room(drafts: int) -> int:
+    """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
+    return drafts + 1 if drafts else 0
 
 
 def journal_capacity(fold_every: int, window: int) -> int:
@@ -298,6 +341,20 @@ def _check_grid(config: EngineConfig) -> None:
             f"{asked}={config.max_drafts} makes windows of {window} tokens, more than "
             f"fold_every={grid}: a window may pass one line of the fold grid, not two"
         )
+
+
+def _check_tree_alone(config: EngineConfig) -> None:
+    """What drafts that branch cannot be combined with."""
+    if config.speculative_config is None or config.speculative_config.topk == 1:
+        return
+    for name, why in (
+        ("exact", "a window that branches is computed in another order than a text"),
+        ("sanitizer", "its stamps follow texts, not trees"),
+    ):
+        if (value := getattr(config, name)) not in (False, "off"):
+            raise ConfigError(
+                f"speculative_config: topk > 1 goes with no {name}={value!r}: {why}; use topk=1"
+            )
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:

@@ -6,19 +6,22 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .builtin import SMALL, builtin_models
+
 PREFIX = "models--"
 
 
 def find_model(model: str | Path | None) -> Path:
-    """A directory; or a name as the hub has it, whose files were downloaded before. None: the built-in one."""
-    if isinstance(model, (str, Path)):
-        path = Path(model).expanduser()
-        return path if path.exists() else _newest_snapshot(str(model)) or path
-    if model is not None:
-        raise TypeError(f"model must be the path of a directory, or None for the demo model, not {model!r}")
-    from .models.demo import demo_model_dir
+    """A directory; or the name of a built-in model, or one as the hub has it, whose files were downloaded before.
 
-    return demo_model_dir()
+    None: the built-in model that is the default.
+    """
+    if model is None:
+        return SMALL
+    if not isinstance(model, (str, Path)):
+        raise TypeError(f"model must be the path of a directory, or None for the built-in one, not {model!r}")
+    path, name = Path(model).expanduser(), str(model)
+    return path if path.exists() else builtin_models().get(name) or _newest_snapshot(name) or path
 
 
 def downloaded_models() -> Iterator[tuple[str, Path]]:

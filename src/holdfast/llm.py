@@ -20,7 +20,7 @@ class LLM:
     """A model and the engine that serves it.
 
     model    a directory with config.json, *.safetensors and, for text, tokenizer.json; or the name of a model
-             that the hub's client has downloaded; None: the demo model
+             that the hub's client has downloaded; None: holdfast-small, which comes with Holdfast
     options  any field of EngineConfig: device, dtype, state_dtype, max_num_seqs, page_size, ...
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,15 @@ def drafting(method: str, directory: Path) -> dict[str, Any]:
     further = {option: str(directory) for option in DRAFTERS[method]}
     config = {"method": method, "num_speculative_tokens": 3, **further}
     return {"speculative_config": config, "sanitizer": "full"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_there_is_not_looked_through() -> Iterator[None]:
+    """All that other tests have imported would be, several times a test."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def live_tensors() -> list[Tensor]:

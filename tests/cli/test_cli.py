@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,10 @@ class FakeLLM:
     asked: list[list[dict[str, str]]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     finished: list[bool] = field(default_factory=list)
+    advised: SamplingParams = field(default_factory=SamplingParams)
+
+    def default_params(self) -> SamplingParams:
+        return self.advised
 
     def stream(self, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[Output]:
         self.asked.append(messages)
@@ -88,6 +92,15 @@ def test_one_answer_for_each_line_of_a_pipe(run, capsys) -> None:
     assert printed.out == "Hello\nHello\n"
     assert printed.err == ""
     assert llm.asked == [[user("Hi")], [user("Hi"), assistant("Hello"), user("And?")]]
+
+
+@pytest.mark.parametrize(
+    ("advised", "temperature"), [(SamplingParams(temperature=1.0, top_p=0.9), 1.0), (SamplingParams(), 0.7)]
+)
+def test_what_nobody_asks_for_is_as_the_model_advises(run, advised, temperature) -> None:
+    llm = FakeLLM(advised=advised)
+    assert run(llm, lines=["Hi"]) == 0
+    assert llm.params == [replace(advised, max_tokens=512, temperature=temperature)]
 
 
 def test_options_reach_the_model(run) -> None:

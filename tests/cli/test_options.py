@@ -66,7 +66,7 @@ def test_every_kind_of_value() -> None:
         ("HOLDFAST_PROT", "1", "there is no environment variable HOLDFAST_PROT; did you mean HOLDFAST_PORT?"),
         ("HOLDFAST_PORT", "many", "HOLDFAST_PORT='many'"),
         ("HOLDFAST_EXACT", "perhaps", "HOLDFAST_EXACT='perhaps': must be true or false"),
-        ("HOLDFAST_SPECULATIVE_CONFIG", "{", "must be JSON"),
+        ("HOLDFAST_SPECULATIVE_CONFIG", "{", "is not JSON"),
         ("HOLDFAST_LOG_FORMAT", "xml", "log_format='xml' is not one of text, json"),
         ("HOLDFAST_MAX_BODY", "9 apples", "max_body='9 apples' is not a size"),
         ("HOLDFAST_PORT", "70000", "port=70000 must be between"),

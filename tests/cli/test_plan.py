@@ -94,7 +94,7 @@ def test_no_such_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_speculation_must_be_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", str(tmp_path), "--speculative-config", "{ngram}"])
-    assert ended.value.code == 2 and "'{ngram}' is not JSON" in capsys.readouterr().err
+    assert ended.value.code == 2 and "--speculative-config: '{ngram}' is not JSON" in capsys.readouterr().err
 
 
 def test_help_needs_no_torch() -> None:

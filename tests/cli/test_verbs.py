@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.random_model import random_model
 
 from holdfast import LLM, SamplingParams, cli
 
@@ -14,7 +15,7 @@ ENGINE = ("--max-num-seqs", "4", "--max-model-len", "256", "--num-pages", "30")
 
 
 def test_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    llm = LLM(None, max_num_seqs=4, max_model_len=256, num_pages=30)
+    llm = LLM(random_model(), max_num_seqs=4, max_model_len=256, num_pages=30)
     params = SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2)
     [expected] = llm.generate(["The tide"], params)
     monkeypatch.setattr("holdfast.cli.complete.load_model", lambda *_: llm)
@@ -34,7 +35,11 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert cli.main(["models"]) == 0
     printed = capsys.readouterr().out
-    assert "  Lfm2ForCausalLM\n" in printed and "No model of the hub" in printed
+    assert (
+        "  Lfm2ForCausalLM\n" in printed
+        and "Built in:\n  holdfast-small\n" in printed
+        and "No model of the hub" in printed
+    )
     for name, kind in (("maker--known", "Lfm2ForCausalLM"), ("maker--new", "NewForCausalLM")):
         snapshot = tmp_path / f"models--{name}" / "snapshots" / "1"
         snapshot.mkdir(parents=True)

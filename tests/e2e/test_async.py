@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from tests.random_model import random_model
 
 from holdfast import LLM, AsyncLLM, Rejected, RequestOutput, SamplingParams
 
@@ -34,10 +35,10 @@ def idle(llm: AsyncLLM) -> bool:
 
 
 def test_many_at_once_equal_one_after_the_other() -> None:
-    expected = [LLM(None, **OPTIONS).generate([p], GREEDY)[0].token_ids for p in PROMPTS]
+    expected = [LLM(random_model(), **OPTIONS).generate([p], GREEDY)[0].token_ids for p in PROMPTS]
 
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
             outputs = await asyncio.gather(*(last(llm, p) for p in PROMPTS))
             assert [o.token_ids for o in outputs] == expected
             assert idle(llm)
@@ -46,7 +47,7 @@ def test_many_at_once_equal_one_after_the_other() -> None:
 
 
 def test_leaving_the_iteration_gives_everything_back_and_disturbs_nobody() -> None:
-    expected = LLM(None, **OPTIONS).generate([PROMPTS[3]], GREEDY)[0].token_ids
+    expected = LLM(random_model(), **OPTIONS).generate([PROMPTS[3]], GREEDY)[0].token_ids
 
     async def leave(llm: AsyncLLM) -> None:
         outputs = llm.generate(PROMPTS[1], SamplingParams(max_tokens=400, ignore_eos=True))
@@ -56,7 +57,7 @@ def test_leaving_the_iteration_gives_everything_back_and_disturbs_nobody() -> No
         await outputs.aclose()  # type: ignore[attr-defined]
 
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
             other, *_ = await asyncio.gather(last(llm, PROMPTS[3]), leave(llm), leave(llm))
             assert other.token_ids == expected
             assert idle(llm)
@@ -66,7 +67,7 @@ def test_leaving_the_iteration_gives_everything_back_and_disturbs_nobody() -> No
 
 def test_a_cancelled_task_cancels_its_request() -> None:
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
             task = asyncio.create_task(last(llm, PROMPTS[2], SamplingParams(max_tokens=400, ignore_eos=True)))
             while not llm._service.engine.scheduler.num_running:
                 await asyncio.sleep(0.01)
@@ -81,7 +82,7 @@ def test_a_cancelled_task_cancels_its_request() -> None:
 
 def test_no_more_are_queued_than_max_pending() -> None:
     async def work() -> None:
-        async with AsyncLLM(None, max_pending=2, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), max_pending=2, **OPTIONS) as llm:
             most = 0
 
             async def watched(prompt: list[int]) -> None:
@@ -97,7 +98,7 @@ def test_no_more_are_queued_than_max_pending() -> None:
 
 def test_a_slow_reader_sees_the_end_and_delays_nobody() -> None:
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
             slow = llm.generate(PROMPTS[1], GREEDY)
             first = await anext(slow)
             assert (await last(llm, PROMPTS[2])).finished
@@ -109,7 +110,7 @@ def test_a_slow_reader_sees_the_end_and_delays_nobody() -> None:
 
 def test_a_refused_prompt_says_why_and_harms_nobody() -> None:
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
             running = asyncio.create_task(last(llm, PROMPTS[1]))
             with pytest.raises(Rejected, match="prompt"):
                 await last(llm, [])
@@ -120,7 +121,7 @@ def test_a_refused_prompt_says_why_and_harms_nobody() -> None:
 
 def test_a_failed_step_is_told_to_everyone_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with AsyncLLM(None, **OPTIONS) as llm:
+        async with AsyncLLM(random_model(), **OPTIONS) as llm:
 
             def fail(*_: Any) -> None:
                 raise ArithmeticError("planted")
@@ -134,7 +135,7 @@ def test_a_failed_step_is_told_to_everyone_who_waits(monkeypatch: pytest.MonkeyP
 
 def test_closing_ends_what_runs() -> None:
     async def work() -> None:
-        llm = AsyncLLM(None, **OPTIONS)
+        llm = AsyncLLM(random_model(), **OPTIONS)
         task = asyncio.create_task(last(llm, PROMPTS[2], SamplingParams(max_tokens=400, ignore_eos=True)))
         while not llm._service.engine.scheduler.num_running:
             await asyncio.sleep(0.01)

@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 import pytest
+from tests.random_model import random_model
 
 from holdfast import LLM, SamplingParams
 
@@ -20,7 +21,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not STATM.exists(), reason="asks the kernel for the resident memory, as Linux tells it")
 def test_two_thousand_requests_leave_memory_flat() -> None:
-    llm = LLM(None, max_num_seqs=32, max_model_len=256, num_pages=80)
+    llm = LLM(random_model(), max_num_seqs=32, max_model_len=256, num_pages=80)
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     served, sizes = 0, []
     for turn in range(10):

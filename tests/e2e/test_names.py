@@ -6,17 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.random_model import random_model
 
 from holdfast import LLM, ConfigError, SamplingParams
-from holdfast.models.demo import demo_model_dir
 
 
 def test_a_downloaded_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = demo_model_dir()
+    random = random_model()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    shutil.copytree(demo, tmp_path / "models--tide--pool-1b" / "snapshots" / "abc123")
+    shutil.copytree(random, tmp_path / "models--tide--pool-1b" / "snapshots" / "abc123")
     params = SamplingParams(max_tokens=4, temperature=0.0)
-    assert LLM("tide/pool-1b").generate("Hi", params)[0].text == LLM(demo).generate("Hi", params)[0].text
+    assert LLM("tide/pool-1b").generate("Hi", params)[0].text == LLM(random).generate("Hi", params)[0].text
 
 
 def test_one_that_was_not_downloaded_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

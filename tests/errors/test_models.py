@@ -48,7 +48,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_not_a_path_at_all() -> None:
     with pytest.raises(
-        TypeError, match="model must be the path of a directory, or None for the demo model, not 5"
+        TypeError, match="model must be the path of a directory, or None for the built-in one, not 5"
     ):
         LLM(5)  # type: ignore[arg-type]
 

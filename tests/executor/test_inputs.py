@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
 import torch
+from tests.random_model import random_model
 
 from holdfast import LLM
-from holdfast.executor.inputs import Inputs, Lanes, Shape
+from holdfast.executor.inputs import Inputs, Lanes, Shape, uniform_shapes
 from holdfast.ids import Row
 from holdfast.plan import NO_CHOICE, RowWork, StepPlan, Window
 
@@ -17,7 +22,7 @@ def work(row: int, tokens: int, *, sample: bool) -> RowWork:
 
 
 def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
-    limits = LLM(None, max_num_seqs=4, max_model_len=256).capacity.limits
+    limits = LLM(random_model(), max_num_seqs=4, max_model_len=256).capacity.limits
     plan = StepPlan(
         1,
         work=(
@@ -51,7 +56,9 @@ DRAFTING = StepPlan(
 
 
 def drafting_lanes(*shapes: Shape) -> Lanes:
-    limits = LLM(None, max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS).capacity.limits
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
     return Inputs(limits, torch.device("cpu"), shapes).fill(DRAFTING)
 
 
@@ -82,3 +89,43 @@ def test_in_a_uniform_step_every_token_is_followed_by_a_choice() -> None:
     ]
     by_lane = choices.drafts.by_lane(torch.arange(18))
     assert by_lane[[0, 1, 3]].tolist() == [[0, 1, 2], [5, 5, 5], [9, 10, 10]]
+
+
+def test_a_step_in_which_nobody_takes_part() -> None:
+    """What is recorded with: all lanes are padding, and the next step fills the very same tensors."""
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
+    shape = Shape(6, 3)
+    inputs = Inputs(limits, torch.device("cpu"), [shape])
+    inputs.fill(DRAFTING)
+    nobody = inputs.padding(shape)
+    assert nobody.work == nobody.exports == nobody.choices.choosers == () and nobody.uniform
+    assert (nobody.num_windows, nobody.longest_window, nobody.window_tokens) == (6, 3, 18)
+    assert not nobody.rows.any() and not nobody.counts.any()
+    assert not nobody.choices.drafts.drafts.any() and not nobody.choices.drafts.tell.any()
+    somebody = inputs.fill(DRAFTING)
+    assert places(somebody) == places(nobody) and nobody.rows.tolist() == [2, 5, 4, 1, 0, 0]
+
+
+def places(lanes: Lanes) -> list[tuple[int, int]]:
+    drafts = lanes.choices.drafts
+    tensors = (lanes.rows, lanes.counts, lanes.offsets, lanes.lane, lanes.offset, lanes.choices.after)
+    return [(x.data_ptr(), len(x)) for x in (*tensors, drafts.lane, drafts.drafts, drafts.first, drafts.tell)]
+
+
+def test_a_step_has_the_smallest_shape_that_it_fits_into() -> None:
+    assert drafting_lanes(Shape(8, 5), Shape(4, 3), Shape(4, 1)).shape == Shape(4, 3)
+    assert drafting_lanes(Shape(4, 1), Shape(3, 3)).shape is None, "four lanes of up to three tokens"
+    assert drafting_lanes(Shape(4, 1), Shape(5, 5)).shape == Shape(5, 5)
+
+
+@pytest.mark.parametrize("seqs", [1, 3, 8, 100, 3000])
+def test_every_step_of_windows_has_a_shape(seqs: int) -> None:
+    limits = LLM(
+        random_model(), max_num_seqs=1, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
+    shapes = uniform_shapes(replace(limits, max_num_seqs=seqs), (0, limits.max_drafts))
+    lanes = sorted({shape.lanes for shape in shapes})
+    assert lanes[0] == 1 and lanes[-1] == seqs and {shape.window for shape in shapes} == {1, 5}
+    assert all(more <= 2 * less or more - less <= 128 for less, more in pairwise(lanes) if more <= 1024)

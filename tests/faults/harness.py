@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,11 +150,3 @@ def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
 def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:
     """Without any fault; the same scene is run once."""
     return _healthy(scene.key, sanitizer)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import SpeculativeConfig
 
 from .fault import LFM2, MAMBA2, MIXED, QWEN, QWEN3, Ask, Scene
-from .harness import healthy, one_thread
+from .harness import healthy
 
 SHARED = (
     Ask(90, 40, shared=64),
@@ -41,12 +41,6 @@ EVERY_DAY = {
     (QWEN3, "small-steps"),
     (MAMBA2, "plain"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def cases() -> list[Any]:

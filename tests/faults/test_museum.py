@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from .fault import Fault
-from .harness import Outcome, healthy, one_thread, run
+from .harness import Outcome, healthy, run
 from .museum import FAULTS
 from .page import PAGE, render
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def params(*kinds: str) -> list[object]:

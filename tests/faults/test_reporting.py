@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +14,11 @@ from holdfast import LLM, AsyncLLM, ConfigError, SamplingParams, StateCorruption
 from holdfast.ops.places import Checkpoints, TemporalState
 
 from .fault import QWEN, wrap
-from .harness import OPTIONS, model_dir, one_thread
+from .harness import OPTIONS, model_dir
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = prompts(40, 9, 20)
 GUARDED: dict[str, Any] = dict(OPTIONS, sanitizer="stamps")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from holdfast.config import Limits
 from holdfast.layers.attention import Attention
 from holdfast.layers.delta_net import DeltaNet
+from holdfast.memory.state_pool import StatePool
 from holdfast.ops import journal
 from holdfast.ops.places import Checkpoints, ConvState, TemporalState
 
@@ -38,6 +39,19 @@ def neighbours_slot(patch: pytest.MonkeyPatch) -> None:
         return other
 
     wrap(patch, TemporalState, "load", rolled)
+
+
+def next_lanes_slots(patch: pytest.MonkeyPatch) -> None:
+    """No request that runs alone would notice."""
+
+    def rolled(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def mixed_up(pool: StatePool, **given: Any) -> Any:
+            step = begin(pool, **given)
+            return replace(step, read_slot=step.read_slot.roll(1))
+
+        return mixed_up
+
+    wrap(patch, StatePool, "begin", rolled)
 
 
 def _misrouted(kind: type, layer: str, other: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -100,6 +114,13 @@ FAULTS = (
         "one layer reads the checkpoint of the next lane",
         "stamps",
         neighbours_slot,
+    ),
+    Fault(
+        "next-lanes-slots",
+        "a class of many",
+        "every lane reads the checkpoints of the next",
+        "stamps",
+        next_lanes_slots,
     ),
     Fault(
         "layers-mis-routed",

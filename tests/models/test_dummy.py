@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests import random_model
 from tests.capacity.shapes import ZOO
 
 from holdfast import LLM, SamplingParams
 from holdfast.blueprint import Blueprint
 from holdfast.config import EngineConfig
-from holdfast.models import demo, registry
+from holdfast.models import registry
 
-HYBRID = demo.CONFIG
+HYBRID = random_model.CONFIG
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5ForConditionalGeneration": {"text_config": HYBRID},
@@ -44,7 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def weights(directory: Path, **options: Any) -> dict[str, torch.Tensor]:
     config = EngineConfig(load_format="dummy", max_model_len=128, **options)
-    return Blueprint(directory, config).build_model().state_dict()
+    return Blueprint(directory, config).build().model.state_dict()
 
 
 def test_every_weight_is_filled_and_the_same_again(directory: Path) -> None:

@@ -177,7 +177,7 @@ def prepare(
     wide = query_heads * dim * (2 if gated else 1)
     merged = random(tokens, wide + 2 * key_heads * dim, seed=3, dtype=dtype)
     queries, keys, values = merged.split((wide, key_heads * dim, key_heads * dim), -1)
-    queries = queries.unflatten(-1, (query_heads, -1))[..., :dim]
+    queries = queries.unflatten(-1, (query_heads, dim * (2 if gated else 1)))[..., :dim]
     keys, values = keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
     norm = HeadNorms(random(dim, seed=4, dtype=dtype), random(dim, seed=5, dtype=dtype), 1e-5, zero_centred)
     rotary = None
@@ -209,8 +209,9 @@ def prepare(
         {"zero_centred": True, "fraction": 0.5, "gated": True},
         {"heads": (6, 3), "dim": 24, "fraction": 0.25},
         {"dtype": torch.float16},
+        {"heads": (0, 2)},
     ],
-    ids=["as they are", "part of a head turns", "odd shapes", "half precision"],
+    ids=["as they are", "part of a head turns", "odd shapes", "half precision", "keys that nobody asks for"],
 )
 def test_queries_and_keys_are_normed_and_turned_on_their_way(options: dict[str, Any]) -> None:
     prepare([Lane(1, 3, 7), Lane(0, 2), Lane(2, 0, 4), Lane(3, 1), Lane(4, 6, 2)], **options)

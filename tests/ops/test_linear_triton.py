@@ -32,6 +32,27 @@ def test_products_of_few_tokens(tokens: int, shape: tuple[int, int], biased: boo
     torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-3 * inputs**0.5)
 
 
+@pytest.mark.parametrize("splits", [1, 3, 7])
+def test_inputs_that_are_split_are_added_up_in_order(splits: int) -> None:
+    """And the next product finds the counters as they were."""
+    x = torch.randn(5, 100, generator=seeded(1)).to(DEVICE, DTYPE)
+    weight = torch.randn(40, 100, generator=seeded(2)).to(DEVICE, DTYPE)
+    tiles = twin.Tiles(16, 16, warps=1, splits=splits)
+    for _ in range(2):
+        got = twin.linear(x, weight, tiles=tiles)
+        torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_gate_and_up_in_one(tokens: int) -> None:
+    x = torch.randn(tokens, 70, generator=seeded(1)).to(DEVICE, DTYPE)
+    weight = torch.randn(2 * 50, 70, generator=seeded(2)).to(DEVICE, DTYPE) / 8
+    gate, up = F.linear(x.float(), weight.float()).to(DTYPE).chunk(2, -1)
+    got = twin.gated(x, weight)
+    assert got.shape == (tokens, 50)
+    torch.testing.assert_close(got.double(), (F.silu(gate) * up).double(), rtol=5e-3, atol=5e-3)
+
+
 def test_what_is_left_to_a_library() -> None:
     x, weight = torch.zeros(17, 8, dtype=DTYPE), torch.zeros(4, 8, dtype=DTYPE)
     assert twin.takes(x[:16], weight)

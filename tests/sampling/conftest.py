@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.random_model import write_random_model
 
 from holdfast import LLM
-from holdfast.models.demo import write_demo_model
 
 TIGHT: dict[str, Any] = dict(max_num_seqs=3, max_model_len=120, page_size=16, num_pages=8, num_slots=3)
 """Pages for one request of full length: of several that grow, some are pre-empted."""
@@ -20,15 +20,10 @@ ROOMY: dict[str, Any] = dict(max_num_seqs=3, max_model_len=120, page_size=16, nu
 Engines = Callable[..., LLM]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bytes")
-    write_demo_model(directory)
+    write_random_model(directory)
     return directory
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.random_model import ENDOFTEXT, IM_END
 from torch import Tensor
 
 from holdfast import FinishReason, Rejected, RequestOutput, SamplingParams
 from holdfast.answer import derived_seed, one_for_each_answer
-from holdfast.models.demo import ENDOFTEXT, IM_END
 from holdfast.ops.sampling.reference import gumbel
 from holdfast.request import Request
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
+from tests.random_model import write_random_model
 
 from holdfast import LLM
-from holdfast.models.demo import write_demo_model
 
 from .running import KEY, Running
 
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny one whose tokens are bytes, whichever is built in."""
     directory = tmp_path_factory.mktemp("models") / "tiny"
     directory.mkdir()
-    write_demo_model(directory)
+    write_random_model(directory)
     return directory
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
@@ -29,10 +28,8 @@ class Running:
     def __init__(self, model: Path, *options: str, log: str) -> None:
         self.port, self.log = free_port(), log
         command = [sys.executable, "-m", "holdfast", "serve", str(model), "--port", str(self.port)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [*command, "--log-format", "json", "--log-file", log, *options],
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -47,15 +47,14 @@ def test_an_engine_that_is_killed_is_started_once_more(server: Running) -> None:
     whole = server.open_stream({**ENDLESS, "stream_options": {"include_usage": True}})
     until(lambda: server.metrics()["num_requests_running"] == 2)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="signal 9"):
-        for _ in stream:
-            pass
-    assert b"signal 9" in drained(whole, b"0\r\n\r\n")
-
     red = server.wait_for(503)
     assert red["status"] == "restarting" and "signal 9" in red["reason"]
     with pytest.raises(openai.InternalServerError, match="started again"):
         client.completions.create(model="tiny", prompt="a", max_tokens=1)
+    with pytest.raises(openai.APIError, match="signal 9"):
+        for _ in stream:
+            pass
+    assert b"signal 9" in drained(whole, b"0\r\n\r\n")
     assert server.wait_for(200) == {"status": "ok", "deaths": 1}
     assert client.completions.create(model="tiny", prompt="a", max_tokens=3).usage.completion_tokens == 3
     assert server.metrics()["engine_deaths_total"] == 1

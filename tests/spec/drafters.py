@@ -12,6 +12,7 @@ import torch
 
 from holdfast import LLM
 from holdfast.engine import Engine
+from holdfast.executor.speculation import Speculation
 from holdfast.spec.drafter import Draft, Drafter, VerifiedStep
 
 
@@ -58,6 +59,33 @@ class Knowing(Guessing):
         return [token if self.random.random() < self.right else token ^ 1 for token in following]
 
 
+class KnowingTree(Knowing):
+    """Trees of any shape; a node is right with a probability, if those above it are."""
+
+    branches = True
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        known = [
+            step.tokens[row, : position + 1].tolist()
+            for row, position in zip(step.rows.tolist(), step.position.tolist(), strict=True)
+        ]
+        trees = [self._grow(tokens) for tokens in known]
+        counts = [self.random.choice([self.depth, self.random.randint(0, self.depth)]) for _ in known]
+        drafts, parents = (torch.tensor([tree[part] for tree in trees]) for part in range(2))
+        return Draft(drafts, torch.tensor(counts), parents)
+
+    def _grow(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Tokens of the nodes, and what they follow."""
+        paths, drafts, parents = [tokens], [], []
+        for node in range(self.depth):
+            parent = self.random.choice([node, self.random.randint(0, node)])
+            [token, *_] = self.guess(paths[parent])
+            drafts.append(token)
+            parents.append(parent)
+            paths.append([*paths[parent], token])
+        return drafts, parents
+
+
 def spoil_drafts(engine: Engine) -> None:
     """Those of every third position: a model that drafts for itself would hardly ever be wrong."""
     drafter: Any = engine.runner.speculation.drafter
@@ -75,5 +103,6 @@ def speculating(directory: Path, drafter: Drafter, **options: Any) -> LLM:
     """An engine whose windows are filled by this drafter."""
     config = {"method": "ngram", "num_speculative_tokens": drafter.depth}
     llm = LLM(directory, speculative_config=config, **options)
-    llm._engine.runner.speculation.drafter = drafter
+    runner = llm._engine.runner
+    runner.speculation = Speculation(runner.model.ops, runner.tables, drafter)
     return llm

@@ -17,8 +17,8 @@ from torch import Tensor
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
 from holdfast.memory.spec import ConvSpec
-from holdfast.spec.drafter import Draft, VerifiedStep
 
+from .spied import Seen, spied
 from .uncached import uncached_drafts
 
 DEPTH = 3
@@ -69,25 +69,6 @@ def test_the_same_bits(directory: Path, way: str) -> None:
     outputs = llm.generate(GIVEN, params)
     assert bits(outputs) == bits(wanted)
     assert outputs[-1].metrics.speculation.accept_length > 2.0
-
-
-Seen = list[tuple[list[int], list[int]]]
-"""Texts, and the drafts that were made to follow them."""
-
-
-def spied(llm: LLM) -> tuple[Any, Seen]:
-    """Its drafter, and all that it drafts from now on."""
-    drafter: Any = llm._engine.runner.speculation.drafter
-    propose, seen = drafter.propose, []
-
-    def spy(step: VerifiedStep) -> Draft:
-        draft = propose(step)
-        lanes = zip(step.rows.tolist(), step.position.tolist(), draft.tokens.tolist(), strict=True)
-        seen.extend((step.tokens[row, : position + 1].tolist(), drafts) for row, position, drafts in lanes)
-        return draft
-
-    drafter.propose = spy
-    return drafter, seen
 
 
 def assert_uncached(llm: LLM, drafter: Any, seen: Seen) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.random_model import random_model
 
 from holdfast import LLM, SamplingParams
 from holdfast.spec.drafter import VerifiedStep
@@ -71,7 +72,7 @@ def test_a_repetition_goes_on() -> None:
 def test_an_answer_that_repeats_its_prompt_is_foreseen(overlap: bool) -> None:
     """A bias makes the model say one token after another."""
     config = {"method": "ngram", "num_speculative_tokens": 15, "prompt_lookup_min": 1}
-    llm = LLM(None, max_model_len=256, overlap=overlap, speculative_config=config)
+    llm = LLM(random_model(), max_model_len=256, overlap=overlap, speculative_config=config)
     params = SamplingParams(max_tokens=80, ignore_eos=True, logit_bias={9: 100.0})
     [output] = llm.generate([[9, 9, 4]], params)
     assert output.token_ids == (9,) * 80
@@ -82,7 +83,8 @@ def test_an_answer_that_repeats_its_prompt_is_foreseen(overlap: bool) -> None:
 def test_a_stop_string_ends_an_answer_inside_a_window() -> None:
     """The text is cut at it, tokens and log-probabilities after it, and nothing beyond is kept for others."""
     config = {"method": "ngram", "num_speculative_tokens": 15, "prompt_lookup_min": 1}
-    plain, llm = LLM(None, max_model_len=256), LLM(None, max_model_len=256, speculative_config=config)
+    plain = LLM(random_model(), max_model_len=256)
+    llm = LLM(random_model(), max_model_len=256, speculative_config=config)
     assert plain.tokenizer is not None
     [letter] = plain.tokenizer.encode("a")
     for length in range(1, 24, 3):

@@ -1,30 +1,25 @@
-"""`holdfast verify` on the demo model: what it says of a sound engine, and of one with a planted fault."""
+"""`holdfast verify` on a random model: what it says of a sound engine, and of one with a planted fault."""
 
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.wrong_place import next_lanes_slots
+from tests.random_model import random_model
 
 from holdfast import cli
 from holdfast.memory.state_pool import StatePool
-from holdfast.models.demo import demo_model_dir
 from holdfast.verify.cells import CELLS, LIBRARY, cell_names
 from holdfast.verify.matrix import Matrix
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def verify(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    status = cli.main(["verify", "--quick", "--json", *argv])
+    status = cli.main(["verify", str(random_model()), "--quick", "--json", *argv])
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return status, {cell["cell"]: cell for cell in told["cells"]} | {"equal": told["equal"]}
 
@@ -61,14 +56,10 @@ def test_a_planted_fault_is_found_and_can_be_seen_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lanes that read each other's checkpoints: no single request would notice."""
-    begin = StatePool.begin
-
-    def mixed_up(pool: StatePool, **given: Any) -> Any:
-        step = begin(pool, **given)
-        return dataclasses.replace(step, read_slot=step.read_slot.roll(1))
-
-    monkeypatch.setattr(StatePool, "begin", mixed_up)
-    assert cli.main(["verify", "--quick", "--seed", "3", *cells("together", LIBRARY)]) == 1
+    next_lanes_slots(monkeypatch)
+    assert (
+        cli.main(["verify", str(random_model()), "--quick", "--seed", "3", *cells("together", LIBRARY)]) == 1
+    )
     printed = capsys.readouterr().out
     assert "2 cells: 1 differs, 1 equal" in printed
     assert "of 8 answers; prompt" in printed and "of the answer: expected" in " ".join(printed.split())
@@ -111,7 +102,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert cli.main(["verify", "--quick", *cells(LIBRARY)]) == 0
+    assert cli.main(["verify", str(random_model()), "--quick", *cells(LIBRARY)]) == 0
     assert "not installed" in capsys.readouterr().out
 
 
@@ -125,7 +116,7 @@ def test_a_cell_where_nothing_happened_shows_nothing(
 
 
 def test_weights_are_loaded_once() -> None:
-    matrix = Matrix(demo_model_dir(), quick=True)
+    matrix = Matrix(random_model(), quick=True)
     first, second = (matrix._engine(options) for options in ({}, {"exact": True}))
     assert first.runner.model.embed.weight is second.runner.model.embed.weight
     assert first.runner.model.ops is not second.runner.model.ops
@@ -152,4 +143,4 @@ def test_the_matrix_itself() -> None:
 
 @pytest.mark.slow
 def test_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify"]) == 0, capsys.readouterr().out
+    assert cli.main(["verify", str(random_model())]) == 0, capsys.readouterr().out

@@ -85,7 +85,7 @@ class CacheManager:
         match     what `match` said of it, if nothing happened since
         """
         match = self.match(request) if match is None else match
-        wanted = pages_for(len(request.tokens) + self._limits.max_drafts, self._limits.page_size)
+        wanted = pages_for(len(request.tokens) + self._limits.drafting_room, self._limits.page_size)
         idle = sum(not node.pins for node in match.nodes)
         enough_pages = wanted + headroom - len(match.nodes) <= self._available_pages - idle
         if not self.spare_rows or not enough_pages:

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from ..config import ConfigError
 from ..version import version
-from . import bench, chat, complete, models, plan, serve, verify
+from . import bench, chat, complete, eval, models, plan, serve, verify
 from .options import unknown
 
-VERBS = (serve, chat, complete, plan, verify, models, bench)
+VERBS = (serve, chat, complete, plan, verify, eval, models, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

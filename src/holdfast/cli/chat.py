@@ -8,6 +8,7 @@ import io
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..corruption import StateCorruption
@@ -30,6 +31,9 @@ Prompts may also come through a pipe, one in each line; the answers go to standa
   echo "What is a hybrid model?" | holdfast chat path/to/model
 """
 
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+TEMPERATURE = 0.7
+
 
 def add(commands: Any) -> None:
     chat = commands.add_parser(
@@ -47,28 +51,28 @@ def add(commands: Any) -> None:
     chat.add_argument("--system", metavar="TEXT", help="a system message to begin every conversation with")
     sampling = chat.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: %(default)s)")
-    sampling.add_argument("--temperature", type=float, default=0.7, help="0 always takes the likeliest token")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s, everything)")
-    sampling.add_argument("--top-k", type=int, default=0, help="(default: %(default)s, everything)")
+    sampling.add_argument(
+        "--temperature",
+        type=float,
+        help=f"0 always takes the likeliest token (default: as the model advises, or {TEMPERATURE})",
+    )
+    sampling.add_argument("--top-p", type=float, help="1 is everything (default: as the model advises)")
+    sampling.add_argument("--top-k", type=int, help="0 is everything (default: as the model advises)")
     add_engine_options(chat, seed="the same seed and prompts give the same answers")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
         config = engine_config(args)
-        params = SamplingParams(
-            max_tokens=args.max_tokens,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            seed=getattr(args, "seed", None),
-        )
+        asked = {name: value for name in SAMPLING if (value := getattr(args, name, None)) is not None}
+        SamplingParams(**asked)  # says what is wrong before anything is loaded
     except ValueError as error:
         args.parser.error(str(error))
     try:
         llm = load_model(args.model, config)
     except (OSError, ValueError) as error:
         return fail(error)
+    params = replace(_advised(llm.default_params()), **asked)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a stray byte is no reason to stop
@@ -76,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     if interactive:
         say("Ctrl-C stops an answer, /reset begins anew, /exit or Ctrl-D leaves.")
     return converse(Conversation(llm, params, args.system), interactive)
+
+
+def _advised(params: SamplingParams) -> SamplingParams:
+    """A model that advises nothing would always say the same."""
+    return params if params.temperature else replace(params, temperature=TEMPERATURE)
 
 
 class Conversation:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 HELP = """\
-The architectures that are known, by the names in a model's config.json, and the models that the hub's client has
-downloaded to this machine.
+The architectures that are known, by the names in a model's config.json, the models that come with Holdfast, and those
+that the hub's client has downloaded to this machine.
 """
 
 
@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..builtin import builtin_models
     from ..hub import downloaded_models  # the registry brings torch, and --help should not
     from ..models.registry import ARCHITECTURES
 
@@ -29,9 +30,15 @@ def run(args: argparse.Namespace) -> int:
             {"name": name, "directory": str(path), "architecture": kind, "known": kind in ARCHITECTURES}
             for name, path, kind in found
         ]
-        print(json.dumps({"architectures": sorted(ARCHITECTURES), "downloaded": here}, indent=2))
+        print(
+            json.dumps(
+                {"architectures": sorted(ARCHITECTURES), "builtin": [*builtin_models()], "downloaded": here},
+                indent=2,
+            )
+        )
         return 0
     print("Architectures:", *(f"  {name}" for name in sorted(ARCHITECTURES)), sep="\n")
+    print("Built in:", *(f"  {name}" for name in builtin_models()), sep="\n")
     print("Downloaded:" if found else "No model of the hub is in its client's cache here.")
     for name, _, kind in found:
         print(f"  {name}  {kind}{'' if kind in ARCHITECTURES else ' (not known)'}")

@@ -18,8 +18,8 @@ from ..config import DTYPES, LOAD_FORMATS, SANITIZERS, STATE_DTYPES, ConfigError
 from ..server.options import HELP as SERVER_HELP
 
 PREFIX = "HOLDFAST_"
-OTHERS = {"HOLDFAST_CACHE", "HOLDFAST_CONFIG"}
-"""In the environment, but no options: where the built-in model is kept, and which YAML file to read."""
+OTHERS = {"HOLDFAST_CONFIG"}
+"""In the environment, but no options: which YAML file to read."""
 
 SIZES = ("int | str", "int | str | None")
 PLAIN = {"int": int, "float": float, "str": str}
@@ -157,4 +157,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from ..server.run import serve  # not above: --help needs none of what it brings
 
     if args.model is None:
-        from ..models.demo import DEMO_NOTICE
+        from ..builtin import NOTICE
 
-        say(DEMO_NOTICE)
+        say(NOTICE)
     try:
         return serve(args.model, config, options)
     except (OSError, ValueError) as error:

@@ -26,13 +26,13 @@ def load_model(model: str | None, config: EngineConfig) -> LLM:
     # here and not above: torch takes seconds to import, and --help should not
     import torch
 
+    from ..builtin import NOTICE
     from ..llm import LLM
-    from ..models.demo import DEMO_NOTICE
 
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
             f"--device {config.device}: torch sees no CUDA device here; --device cpu always works"
         )
     if model is None:
-        say(DEMO_NOTICE)
+        say(NOTICE)
     return LLM(model, **{field.name: getattr(config, field.name) for field in fields(config)})

@@ -29,6 +29,12 @@ class Logprobs:
         return list(map(TokenLogprob, self.tokens.tolist(), self.chosen.tolist(), best))
 
 
+def reordered(logprobs: Logprobs, order: Tensor) -> Logprobs:
+    return Logprobs(
+        logprobs.tokens[order], logprobs.chosen[order], logprobs.ids[order], logprobs.values[order]
+    )
+
+
 def score(ops: Ops, logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     """Of the model's own distribution, which `logits` must still be."""
     logprobs = ops.log_softmax(logits)

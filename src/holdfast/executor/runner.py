@@ -133,7 +133,7 @@ class Runner:
         """From logits to tokens; cursors move; what comes next is guessed."""
         batch = passed.batch
         chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
-        verified = self.speculation.verify(batch.step, lanes, chosen.tokens)
+        verified, chosen = self.speculation.verify(batch.step, lanes, chosen, self.state, self.kv)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)
         drafted = self.speculation.propose(
@@ -164,12 +164,14 @@ class Runner:
             longest_window=lanes.longest_window,
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
+            tree=self.speculation.trees.of(lanes) if self.speculation.trees else None,
         )
         rows, positions, tokens = self.model.ops.absorbed(
             self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
         )
         step = replace(step, token_places=(rows, positions))
-        return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
+        standing = step.positions_of(len(tokens))
+        return Batch(tokens=tokens, positions=standing, step=step, state=self.state, kv=self.kv)
 
     def _settle(
         self,

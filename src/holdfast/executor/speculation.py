@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..memory.kv_pool import KVPool
 from ..memory.state_pool import Committed, StatePool
@@ -14,8 +13,9 @@ from ..ops.backend import Ops
 from ..ops.step import StateStep
 from ..spec.drafter import Draft, Drafter, VerifiedStep
 from .inputs import Lanes
-from .sampler import Needs, Sampler
+from .sampler import Chosen, Needs, Sampler
 from .tables import RowTables
+from .trees import Trees
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,20 @@ class Speculation:
     def __init__(self, ops: Ops, tables: RowTables, drafter: Drafter | None) -> None:
         self.drafter, self._ops = drafter, ops
         self._tables = tables
+        self.trees: Trees | None = None
+        if drafter is not None and drafter.branches:
+            self.trees = Trees(tables, drafter.depth)
 
-    def verify(self, step: StateStep, lanes: Lanes, chosen: Tensor) -> Verified:
-        """Write each lane's bonus where the next step will read it; the drafts before it stand there already."""
-        return self._ops.accept(
-            lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
-        )
+    def verify(
+        self, step: StateStep, lanes: Lanes, chosen: Chosen, state: StatePool, kv: KVPool
+    ) -> tuple[Verified, Chosen]:
+        """Write each lane's bonus where the next step will read it; the drafts before it stand there already. What
+        was chosen for a lane then begins with what it gets."""
+        if self.trees is not None:
+            return self.trees.verify(step, lanes, chosen, state, kv)
+        table, made = self._tables.tokens, self._tables.drafts
+        drafts = lanes.choices.drafts
+        return self._ops.accept(drafts, chosen.tokens, table, made, step.position, step.counts), chosen
 
     def propose(
         self,
@@ -64,6 +72,8 @@ class Speculation:
             kv=kv,
         )
         draft = self.drafter.propose(step)
+        if self.trees is not None:
+            draft = self.trees.plant(rows, draft)
         places = position[:, None] + 1 + torch.arange(draft.tokens.shape[1], device=rows.device)
         table[rows[:, None], places] = draft.tokens
         self._tables.drafts[rows] = draft.count

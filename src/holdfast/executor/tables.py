@@ -99,6 +99,12 @@ class RowTables:
             frequency_penalty=self._numbers["frequency_penalty"][rows],
         )
 
+    def penalises(self, rows: Tensor) -> Tensor:
+        """Which of them weigh a token by those before it?"""
+        numbers = {name: self._numbers[name][rows] for name in ("presence_penalty", "frequency_penalty")}
+        weighed = [number != 0.0 for number in numbers.values()]
+        return torch.stack((*weighed, self._numbers["repetition_penalty"][rows] != 1.0)).any(0)
+
     def num_entries(self, row: Row) -> int:
         return self._entries.get(row, 0)
 

@@ -63,12 +63,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         dim = self.shape.head_dim
-        queries, keys, values = self.qkv_proj(x)
-        if self.shape.whole_norm:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries = queries.unflatten(-1, (-1, dim * (2 if self.shape.gated else 1)))
+        queries, keys, values = self._project(x)
         queries, gate = queries[..., :dim], queries[..., dim:]
-        keys, values = keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
         mixed = self.ops.attention(
             queries,
             keys,
@@ -81,6 +77,21 @@ class Attention(nn.Module):
         if self.shape.gated:
             mixed = self.ops.sigmoid_mul(gate, mixed)
         return self.o_proj(mixed.flatten(1))
+
+    def keep(self, x: Tensor, batch: Batch) -> None:
+        """Keys and values of tokens that ask for nothing themselves."""
+        _, keys, values = self._project(x)
+        pool, table = batch.kv.layers[self.name], batch.kv.table
+        self.ops.keep_kv(keys, values, self._heads(), pool, table, batch.step)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads of queries, each with its gate if there are gates; of keys; of values."""
+        dim = self.shape.head_dim
+        queries, keys, values = self.qkv_proj(x)
+        if self.shape.whole_norm:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries = queries.unflatten(-1, (-1, dim * (2 if self.shape.gated else 1)))
+        return queries, keys.unflatten(-1, (-1, dim)), values.unflatten(-1, (-1, dim))
 
     def _heads(self) -> Heads:
         shape, rotary = self.shape, self.rotary

@@ -61,6 +61,7 @@ class DeltaNet(nn.Module):
         self.norm_weight = parameter((shape.value_dim,), build.dtype)
         self.out_proj = Linear(build, values, shape.hidden, split="in")
         self.state_spec = self._declare(build, qkv.local_size)
+        self.recordable = build.ops.records_delta(shape.key_dim)
 
     def _declare(self, build: Build, channels: int) -> StateSpec:
         shape, size = self.shape, build.group.size

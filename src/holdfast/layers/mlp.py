@@ -37,6 +37,8 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(build, inner, hidden, bias=bias, split="in")
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x)
-        inner = self.ops.silu_mul(gate, up) if self.activation == "silu" else self.ops.gelu(gate).mul_(up)
-        return self.down_proj(inner)
+        merged, silu = self.gate_up_proj, self.activation == "silu"
+        if silu and isinstance(merged, MergedLinear):
+            return self.down_proj(self.ops.gated_linear(x, merged.weight, merged.bias))
+        gate, up = merged(x)
+        return self.down_proj(self.ops.silu_mul(gate, up) if silu else self.ops.gelu(gate).mul_(up))

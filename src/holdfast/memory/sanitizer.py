@@ -195,7 +195,8 @@ class Sanitizer:
         for place, tokens in enumerate(drafts.unbind(1)):
             self._chains.extend(rows, position + 1 + place, tokens)
         self._span.zero_()
-        self._span[:, rows] = torch.stack((position, position + drafts.shape[1]))
+        # the last token and all drafts: a block has places for both
+        self._span[:, rows] = torch.stack((position, position + 1 + drafts.shape[1]))
         self._absorbed = _Places(rows[:0], rows[:0], rows[:0])
         for group in groups:
             if group.what == "write" and isinstance(group.place, Checkpoints):

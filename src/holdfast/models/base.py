@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream, summed
 from ..memory.spec import KVSpec, StateSpec
 from ..ops.backend import Ops
 
@@ -72,10 +72,17 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden], normed."""
+        return self.features(batch)[0]
+
+    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same, and the stream [tokens, hidden] as these layers leave it, counted from 0."""
         stream: Stream = self.embeddings(batch.tokens), None
-        for block in self.blocks:
+        taps: dict[int, Tensor] = {}
+        for number, block in enumerate(self.blocks):
             stream = block(stream, batch)
-        return self.norm.of_stream(stream)[1]
+            if number in layers:
+                taps[number] = summed(stream).to(self.norm.weight.dtype)
+        return self.norm.of_stream(stream)[1], tuple(taps[layer] for layer in layers)
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens).to(self.residual_dtype)
@@ -84,6 +91,13 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.ops.linear(hidden, self.embed.weight) if self.head is None else self.head(hidden)
         return logits if self.logits_scale == 1.0 else logits * self.logits_scale
+
+    @property
+    def recordable(self) -> bool:
+        """No layer has to ask the device about a step of windows."""
+        return self.ops.records and all(
+            getattr(layer, "recordable", True) for layer in self.modules() if layer is not self
+        )
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""

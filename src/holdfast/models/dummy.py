@@ -48,7 +48,9 @@ def fill_with_noise(model: nn.Module, device: torch.device, seed: int) -> None:
 
 
 def _fill(weight: Tensor, name: str, noise: Noise, norm: float) -> None:
-    if name == "a_log":
+    if not weight.is_floating_point():
+        weight.zero_()
+    elif name == "a_log":
         noise.fill(weight, *map(math.log, DECAYS))
     elif weight.ndim > 1:
         spread = math.sqrt(3.0 / weight.shape[-1])  # what it multiplies keeps its size

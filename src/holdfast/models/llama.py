@@ -32,7 +32,10 @@ class LlamaConfig:
 
 
 def parse(values: Mapping[str, Any]) -> LlamaConfig:
-    fields = Fields(values, "config.json")
+    return read(Fields(values, "config.json"))
+
+
+def read(fields: Fields) -> LlamaConfig:
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     fields.only("hidden_act", "silu")
     fields.only("rope_interleaved", False)

@@ -24,8 +24,10 @@ from ..progress import Progress
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Floating dtypes that can be converted to a parameter's without knowing more, and their sizes."""
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+INTEGERS = {"I64": 8, "I32": 4}
+BYTES = FLOATS | INTEGERS
+"""Sizes of the dtypes that can be converted to a parameter's without knowing more, if that is of the same kind."""
 
 _swap_tensors: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
 
@@ -227,8 +229,9 @@ def _absent(ways: _Ways, taken: Mapping[str, _Assignment]) -> list[str]:
 
 
 def _check_fits(source: _Stored, to: _Destination) -> None:
-    if source.dtype not in BYTES:
-        raise WeightsError(f"{source} has dtype {source.dtype}; it must be one of {', '.join(BYTES)}")
+    allowed = FLOATS if to.parameter.is_floating_point() else INTEGERS
+    if source.dtype not in allowed:
+        raise WeightsError(f"{source} has dtype {source.dtype}; it must be one of {', '.join(allowed)}")
     shape, shard = tuple(to.target.shape), to.shard
     if shard is not None and shape[shard.axis] != shard.local_size:
         raise WeightsError(

@@ -168,11 +168,13 @@ class Zamba2Block(nn.Module):
 
 
 class Zamba2LM(CausalLM):
-    def forward(self, batch: Batch) -> Tensor:
+    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
         x = embedded = self.embed(batch.tokens)
+        after: list[Tensor] = []
         for block in self.blocks:
             x = block(x, embedded, batch)
-        return self.norm(x)
+            after.append(x)
+        return self.norm(x), tuple(after[layer] for layer in layers)
 
 
 def facts(config: Zamba2Config) -> ModelFacts:

@@ -13,7 +13,7 @@ from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
 from .acceptance import reference as acceptance
 from .attention import reference as attention
-from .attention.heads import Heads
+from .attention.heads import Heads, Turn
 from .causal_conv import reference as causal_conv
 from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
@@ -51,8 +51,8 @@ class Ops:
     """The reference for every operation. A faster backend overrides what it does better."""
 
     exact = False
-    recordable = False
-    """Windows without a tree are absorbed without a word from the device: a step of them can be recorded."""
+    records = False
+    """Windows without a tree are absorbed without a word from the device, so that a step of them can be recorded."""
 
     def __init__(
         self, name: str = "reference", temporal_orders: Mapping[str, tuple[str, ...]] = TEMPORAL_AXES
@@ -82,6 +82,11 @@ class Ops:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(gate) * up, of a weight whose first half gives the gate and whose second half gives up."""
+        gate, up = self.linear(x, weight, bias).chunk(2, -1)
+        return self.silu_mul(gate, up)
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [tokens, heads, inputs], weight [heads, outputs, inputs] -> [tokens, heads, outputs]"""
@@ -195,11 +200,20 @@ class Ops:
             queries = self.rms_norm(queries, norms.queries, norms.eps, zero_centred=norms.zero_centred)
             keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
         if (turn := heads.turn) is not None:
-            _, at = step.places_of(len(queries))
-            cos, sin = step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))
+            cos, sin = _angles(turn, step, len(queries))
             queries, keys = self.rotate(queries, cos, sin), self.rotate(keys, cos, sin)
         attention.write_kv(keys, values, pool, pages, step)
         return attention.paged_attention(queries, pool, pages, step, scale, exact=self.exact)
+
+    def keep_kv(
+        self, keys: Tensor, values: Tensor, heads: Heads, pool: KVState, pages: Tensor, step: StateStep
+    ) -> None:
+        """What `attention` keeps of keys and values, without attending to anything."""
+        if (norms := heads.norms) is not None:
+            keys = self.rms_norm(keys, norms.keys, norms.eps, zero_centred=norms.zero_centred)
+        if (turn := heads.turn) is not None:
+            keys = self.rotate(keys, *_angles(turn, step, len(keys)))
+        attention.write_kv(keys, values, pool, pages, step)
 
     def latent_attention(
         self,
@@ -255,6 +269,10 @@ class Ops:
             pool,
             step,
         )
+
+    def records_delta(self, key_dim: int) -> bool:
+        """Whether that goes for delta nets with keys of this size."""
+        return self.records
 
     def gated_delta(
         self,
@@ -441,3 +459,9 @@ def _from_outside(name: str, *, exact: bool) -> Ops:
 def _swapped(orders: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Every state with its last two axes the other way round."""
     return {operation: (*order[:-2], order[-1], order[-2]) for operation, order in orders.items()}
+
+
+def _angles(turn: Turn, step: StateStep, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos, sin [tokens, half], of the step's tokens."""
+    at = step.positions_of(tokens)
+    return step.once(("turn", id(turn.cos)), lambda: (turn.cos[at], turn.sin[at]))

@@ -31,6 +31,20 @@ class Tree:
 
     ancestors: Tensor  # [windows, T, T] bool: node t sees node i; itself included
     depths: Tensor  # [windows, T]: nodes above it
+    straight: bool = False
+    """Node i has i nodes above it, whatever it sees: no two stand at the same position of a text."""
+
+    @staticmethod
+    def of(parents: Tensor) -> Tree:
+        """[windows, T]: the node that each follows, one of those before it. The first follows none of them."""
+        windows, nodes = parents.shape
+        own = torch.eye(nodes, dtype=torch.bool, device=parents.device).expand(windows, nodes, nodes)
+        seen = [own[:, 0]]
+        for node in range(1, nodes):
+            above = parents[:, node, None, None].expand(windows, 1, nodes)
+            seen.append(torch.stack(seen, 1).gather(1, above)[:, 0] | own[:, node])
+        ancestors = torch.stack(seen, 1)
+        return Tree(ancestors, ancestors.sum(-1) - 1)
 
     def sources(self, width: int) -> Tensor:
         """[windows, T, width]: at j the node `width - 1 - j` above t; -1 - m: m tokens before the window."""
@@ -134,6 +148,17 @@ class StateStep:
             return self.rows[lane] * (offset < self.counts[lane]), self.position[lane] + offset
 
         return self.token_places or self.once("places of", find)
+
+    def positions_of(self, tokens: int) -> Tensor:
+        """[tokens]: where each stands in its text; nodes of a tree are stored elsewhere."""
+        place = self.places_of(tokens)[1]
+        if self.tree is None or self.tree.straight:
+            return place
+        windows, nodes = self.tree.depths.shape
+        lane = self.lane_of(tokens)
+        offset = place - self.position[lane]
+        depth = self.tree.depths[lane.clamp(max=windows - 1), offset.clamp(0, nodes - 1)]
+        return torch.where(lane < self.num_windows, self.position[lane] + depth, place)
 
     @property
     def export_table(self) -> Tensor:

@@ -33,7 +33,7 @@ from .twins.launch import tell
 
 
 class TritonOps(Ops):
-    recordable = True
+    records = True
 
     def __init__(self) -> None:
         orders = {
@@ -46,6 +46,11 @@ class TritonOps(Ops):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
+
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None and linear.takes(x, weight):
+            return linear.gated(x, weight)
+        return super().gated_linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
@@ -108,9 +113,19 @@ class TritonOps(Ops):
         pages: Tensor,
         step: StateStep,
     ) -> Tensor:
+        if _branches(step):
+            return super().attention(queries, keys, values, heads, pool, pages, step)
         turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
         queries = attention.prepare(queries, keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
         return attention.paged_attention(queries, pool, pages, step, heads.scale)
+
+    def keep_kv(
+        self, keys: Tensor, values: Tensor, heads: Heads, pool: KVState, pages: Tensor, step: StateStep
+    ) -> None:
+        if _branches(step):
+            return super().keep_kv(keys, values, heads, pool, pages, step)
+        turn = None if heads.turn is None else (heads.turn.cos, heads.turn.sin)
+        attention.prepare(keys[:, :0], keys, values, pool, pages, step, norm=heads.norms, rotary=turn)
 
     def latent_attention(
         self,
@@ -149,7 +164,7 @@ class TritonOps(Ops):
         step: StateStep,
     ) -> Tensor:
         value_heads, key_dim, value_dim = pool.saved.shape[1:]
-        if step.tree is not None or not _is_power_of_two(key_dim):
+        if step.tree is not None or not self.records_delta(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
         tell(pool, step, len(inputs.qkv))
         if step.longest_window <= 1 and step.num_windows == len(step.rows):
@@ -166,6 +181,9 @@ class TritonOps(Ops):
         if len(step.rows) > step.num_windows:
             gated_delta_runs.runs(qk, v, log_g, beta, pool, step, out, scale=scale)
         return out
+
+    def records_delta(self, key_dim: int) -> bool:
+        return key_dim >= gated_delta.LEAST and not key_dim & (key_dim - 1)
 
     def kda(
         self,
@@ -207,5 +225,6 @@ def _out(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=torch.float32, device=like.device)
 
 
-def _is_power_of_two(size: int) -> bool:
-    return size >= gated_delta.LEAST and not size & (size - 1)
+def _branches(step: StateStep) -> bool:
+    """Then keys are turned by another position than that of the place where they are stored."""
+    return step.tree is not None and not step.tree.straight

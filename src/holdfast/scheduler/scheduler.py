@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
-from ..config import Limits, run_reaches
+from ..config import Limits, drafting_room, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
 from ..plan import BONUS, NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
@@ -313,7 +313,7 @@ class Scheduler:
     @staticmethod
     def _beyond(window: Window, plan: PlanBuilder) -> int:
         """Of KV, what is kept beyond the last token known: drafts', and a drafter's of those that it makes next."""
-        return window.drafts + (plan.propose if window.bonus else 0)
+        return window.drafts + (drafting_room(plan.propose) if window.bonus else 0)
 
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
         """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""

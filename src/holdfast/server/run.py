@@ -22,8 +22,6 @@ from .metrics import Metrics
 from .model import ServedModel
 from .options import ServerOptions
 
-BUILT_IN = "builtin"
-
 
 def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> int:
     """0: it was told to stop, and did. 1: the engine could not start, or died twice."""
@@ -36,8 +34,8 @@ def serve(model: str | None, config: EngineConfig, options: ServerOptions) -> in
     directory = find_model(model)
     metrics, intake = Metrics(), Intake(directory, config.seed)
     client = EngineClient(Start(str(directory), config, log), intake, metrics)
-    name = options.served_model_name or (Path(model).name if model and Path(model).exists() else model)
-    served = ServedModel(name or BUILT_IN, intake)
+    name = options.served_model_name or (model if model and not Path(model).exists() else directory.name)
+    served = ServedModel(name, intake)
     api = Api(served, options, client, metrics)
     failures: list[str] = []
 

@@ -31,9 +31,11 @@ class Features:
     """What the model made of the tokens of a step.
 
     hidden  [tokens, hidden]  as its head reads them
+    layers  [tokens, hidden]  as each of the layers left them that the drafter reads
     """
 
     hidden: Tensor
+    layers: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,22 @@ class Draft:
 class Drafter(nn.Module):
     """At most `depth` drafts at a time. One without layers needs `propose` only."""
 
+    branches = False
+    """Its drafts are trees."""
+    reads: tuple[int, ...] = ()
+    """Layers of the model, counted from 0, whose output it wants among the features."""
+
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth = depth
 
     @property
-    def trained(self) -> nn.Module | None:
-        """What its files fill."""
-        return None
+    def trained(self) -> tuple[nn.Module, ...]:
+        """What files fill, each from a directory of its own."""
+        return ()
+
+    def check(self) -> None:
+        """That what the files filled it with can be used."""
 
     def state_specs(self) -> dict[str, StateSpec]:
         return declared(self, "state_spec")

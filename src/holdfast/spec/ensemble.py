@@ -17,10 +17,11 @@ class Ensemble(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The model's hidden states [tokens, hidden]."""
-        hidden = self.model(batch)
-        if self.drafter is not None:
-            self.drafter.absorb(batch, Features(hidden))
-        return hidden
+        if self.drafter is None:
+            return self.model(batch)
+        features = Features(*self.model.features(batch, self.drafter.reads))
+        self.drafter.absorb(batch, features)
+        return features.hidden
 
     def state_specs(self) -> dict[str, StateSpec]:
         return {**self.model.state_specs(), **(self.drafter.state_specs() if self.drafter else {})}

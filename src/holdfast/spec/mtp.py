@@ -47,8 +47,8 @@ class MTP(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.head
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)

@@ -16,8 +16,8 @@ class Standalone(Drafter):
         self.name_layers()
 
     @property
-    def trained(self) -> nn.Module:
-        return self.model
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.model,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.model(batch)

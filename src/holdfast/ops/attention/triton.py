@@ -23,7 +23,7 @@ from .reference import contexts, kv_places
 
 LEAST = 16
 """No matrix product is narrower."""
-LEAST_SPLIT = 256
+LEAST_SPLIT = 64
 """Tokens of context below which another program costs more than it saves; whole tiles of any size."""
 MOST_SPLITS = 64
 WINDOWS_PER_SM = 4

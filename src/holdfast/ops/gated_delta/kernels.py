@@ -358,11 +358,11 @@ def front_token(
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
-    if row == 0:
-        return
     at, begin, end = tl.load(position + lane), tl.load(base + lane), tl.load(end_base + lane)
     count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
     slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+    if row == 0:  # asked when all is on its way: a wait costs more than these loads
+        return
     channels, places = tl.arange(0, K), tl.arange(0, JP)
     kind: tl.constexpr = qk_out.dtype.element_ty
     if role >= H:
@@ -374,6 +374,11 @@ def front_token(
         place = token * (C - 2 * H * K) + mine - 2 * H * K
         tl.store(v_out + place, (value * tl.sigmoid(value)).to(kind), mask=(mine < C) & (count > 0))
     else:
+        ring = journal_k + (row * CAP * H + role) * K
+        filled = places < (at - end).to(tl.int32)
+        old = tl.load(
+            ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
+        ).to(tl.float32)
         query = _convolved(
             qkv, conv_weight, conv_saved, conv_ring, role * K + channels, channels < K, row, token, at, begin, end,
             slot, target, count, qkv_stride, C, W, RING,
@@ -386,11 +391,6 @@ def front_token(
             probe, written = _unit(query, eps, kind), _unit(key, eps, kind)
             tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
             tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, written)
-            ring = journal_k + (row * CAP * H + role) * K
-            filled = places < (at - end).to(tl.int32)
-            old = tl.load(
-                ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
-            ).to(tl.float32)
             tl.store(ring + (at % CAP) * (H * K) + channels, written)
             for member in tl.static_range(GROUP):
                 value_head = role * GROUP + member

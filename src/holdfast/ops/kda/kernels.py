@@ -14,8 +14,8 @@ head, block of value channels) and is then a chain of products:
 Folds, lines passed and rounding are as for the gated delta rule. Runs go the same way in windows of at most 16 tokens
 that end on the grid, with the state in registers; a token that the journal holds already is one whose entry is known.
 
-A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of Kimi-Linear (32 heads of 128 x 128,
-float32, J = 16): the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
+A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of 32 heads of 128 x 128,
+float32, J = 16: the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
 2 MiB in one step of 16: at batch 256 0.66 GB, 154 us at 4.26 TB/s; read-modify-write moves 1.07 GB.
 """
 

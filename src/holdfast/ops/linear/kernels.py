@@ -7,43 +7,96 @@ import triton.language as tl
 
 
 @triton.jit
-def few(
-    x, weight, bias, out, tokens, outputs, inputs, x_stride, weight_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """out [tokens, outputs] = x [tokens, inputs] @ weight [outputs, inputs]^T; at most BM tokens.
-
-    A program takes BN outputs. WHOLE: inputs are a multiple of BK.
-    """
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m, k = tl.arange(0, BM), tl.arange(0, BK)
-    row = weight + n.to(tl.int64)[:, None] * weight_stride
-    token = x + m[:, None] * x_stride
-    real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
+def _dots(row, token, k, first, last, real, exists, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """[BN, BM]: rows of the weight by tokens, over the inputs first .. last - 1"""
     acc = tl.zeros((BN, BM), tl.float32)
-    for at in range(0, inputs, BK):
-        inside = (k[None, :] + at < inputs) if not WHOLE else (k[None, :] >= 0)
+    for at in range(first, last, BK):
+        inside = (k + at < last)[None, :]
         w = tl.load(row + at + k[None, :], mask=real & inside, other=0.0)
         a = tl.load(token + at + k[None, :], mask=exists & inside, other=0.0)
         acc = tl.dot(w, a.trans(1, 0), acc)
-    if BIASED:
-        acc += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def few(
+    x, weight, bias, out, partial, arrived, tokens, outputs, inputs, share, x_stride, weight_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, outputs] = x [tokens, inputs] @ weight [outputs, inputs]^T; at most BM tokens.
+
+    A program takes BN outputs and `share` inputs. SPLITS > 1: the last of an output's programs to arrive adds up
+    what all have left in `partial` [SPLITS, programs, BN, BM], in their order, and sets `arrived` back to 0.
+    """
+    block, split = tl.program_id(0), tl.program_id(1)
+    n, m = block * BN + tl.arange(0, BN), tl.arange(0, BM)
+    real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
+    first = split * share
+    acc = _dots(
+        weight + n.to(tl.int64)[:, None] * weight_stride, x + m[:, None] * x_stride, tl.arange(0, BK),
+        first, tl.minimum(first + share, inputs), real, exists, BN, BM, BK,
+    )  # fmt: skip
     place = out + m[None, :] * outputs + n[:, None]
-    tl.store(place, acc.to(out.dtype.element_ty), mask=real & (m < tokens)[None, :])
+    written = real & (m < tokens)[None, :]
+    if SPLITS == 1:
+        if BIASED:
+            acc += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=written)
+    else:
+        tile = tl.arange(0, BN)[:, None] * BM + m[None, :]
+        mine = partial + block * (BN * BM) + tile
+        apart = tl.num_programs(0) * (BN * BM)
+        tl.store(mine + split * apart, acc)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + block, 1, sem="acq_rel") == SPLITS - 1:
+            total = tl.zeros((BN, BM), tl.float32)
+            for other in tl.static_range(SPLITS):
+                total += tl.load(mine + other * apart, cache_modifier=".cg")
+            if BIASED:
+                total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+            tl.store(place, total.to(out.dtype.element_ty), mask=written)
+            tl.store(arrived + block, 0)
+
+
+@triton.jit
+def few_gated(
+    x, weight, out, tokens, outputs, inputs, x_stride, weight_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, outputs] = silu(x @ gate^T) * (x @ up^T), where weight [2 outputs, inputs] is gate, then up.
+
+    Both products are rounded before they meet, as if they had been stored.
+    """
+    n, m, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
+    real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
+    row = weight + n.to(tl.int64)[:, None] * weight_stride
+    other = row + outputs.to(tl.int64) * weight_stride
+    token = x + m[:, None] * x_stride
+    gate, up = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    for at in range(0, inputs, BK):
+        inside = (k + at < inputs)[None, :]
+        a = tl.load(token + at + k[None, :], mask=exists & inside, other=0.0).trans(1, 0)
+        gate = tl.dot(tl.load(row + at + k[None, :], mask=real & inside, other=0.0), a, gate)
+        up = tl.dot(tl.load(other + at + k[None, :], mask=real & inside, other=0.0), a, up)
+    kind: tl.constexpr = out.dtype.element_ty
+    gate = gate.to(kind).to(tl.float32)
+    opened = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+    result = opened * up.to(kind).to(tl.float32)
+    tl.store(out + m[None, :] * outputs + n[:, None], result.to(kind), mask=real & (m < tokens)[None, :])
 
 
 @triton.jit
 def one(
     x, weight, bias, out, outputs, inputs, weight_stride,
-    BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """The same for a single token, without matrix instructions."""
+    """As `few` for a single token, without matrix instructions."""
     n, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     row = weight + n.to(tl.int64)[:, None] * weight_stride
     real = (n < outputs)[:, None]
     acc = tl.zeros((BN, BK), tl.float32)
     for at in range(0, inputs, BK):
-        inside = (k + at < inputs) if not WHOLE else (k >= 0)
+        inside = k + at < inputs
         w = tl.load(row + at + k[None, :], mask=real & inside[None, :], other=0.0)
         a = tl.load(x + at + k, mask=inside, other=0.0)
         acc += w.to(tl.float32) * a.to(tl.float32)[None, :]

@@ -3,14 +3,18 @@
 Measured on an H200 in bfloat16, microseconds for one token and for sixteen, beside cuBLAS and the bytes' own time:
 
     outputs x inputs     bytes   1 token, cuBLAS   16 tokens, cuBLAS
-    2048 x 2048            2.0     4.4   6.2          5.8    6.3
-    2048 x 8192            8.0    10.6  13.9         13.8   14.0
-    2560 x 4096            5.0     7.6  10.5          9.5   10.7
-    12352 x 2560          15.1    16.8  19.0         17.7   19.5
-    18432 x 2560          22.5    24.0  25.9         25.1   26.8
+    2048 x 2048            2.0     4.8   5.9          6.0    6.4
+    2048 x 8192            8.0    11.8  13.0         11.8   13.0
+    2560 x 4096            5.0     8.4   9.8          9.2    9.9
+    2560 x 9216           11.2    14.9  16.1         15.7   16.6
+    12352 x 2560          15.1    16.8  19.0         18.0   19.7
+    18432 x 2560, gated   22.5                       26.9   33.8 in three launches
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -22,6 +26,26 @@ FEW = 16
 """Tokens, at most."""
 MANY_OUTPUTS = 6144
 """From here on programs that take several outputs are enough to occupy the device."""
+MOST_BLOCKS = 1 << 14
+"""Of outputs whose inputs are split."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Outputs of a program, inputs that it reads at a time, its warps and stages; and into how many parts inputs are
+    split among programs."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int = 3
+    splits: int = 1
+
+
+WIDE = Tiles(64, 128, warps=4, stages=4)
+NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
+GATED = Tiles(32, 64, warps=4, stages=5)
+ONE = Tiles(1, 1024, warps=2)
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
@@ -30,23 +54,50 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     return narrow and x.dim() == 2 and 0 < len(x) <= FEW and x.stride(1) == 1 and weight.stride(1) == 1
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
     tokens, (outputs, inputs) = len(x), weight.shape
     out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     added = weight if bias is None else bias
     if tokens == 1 and outputs <= MANY_OUTPUTS:
-        block = min(2048, triton.next_power_of_2(inputs))
-        kernels.one[(outputs,)](
+        tiles = ONE if tiles is None else tiles
+        kernels.one[(triton.cdiv(outputs, tiles.outputs),)](
             x, weight, added, out, outputs, inputs, weight.stride(0),
-            BN=1, BK=block, BIASED=bias is not None, WHOLE=inputs % block == 0, num_warps=4,
+            BN=tiles.outputs, BK=min(tiles.inputs, triton.next_power_of_2(inputs)), BIASED=bias is not None,
+            num_warps=tiles.warps,
         )  # fmt: skip
         return out
-    many = outputs >= MANY_OUTPUTS
-    size, block, warps, stages = (64, 128, 4, 4) if many else (16, 512, 2, 3)
-    block = min(block, max(16, triton.next_power_of_2(inputs)))
-    kernels.few[(triton.cdiv(outputs, size),)](
-        x, weight, added, out, tokens, outputs, inputs, x.stride(0), weight.stride(0),
-        BM=FEW, BN=size, BK=block, BIASED=bias is not None, WHOLE=inputs % block == 0,
-        num_warps=warps, num_stages=stages,
+    tiles = (WIDE if outputs >= MANY_OUTPUTS else NARROW) if tiles is None else tiles
+    blocks, block = triton.cdiv(outputs, tiles.outputs), _block(tiles.inputs, inputs)
+    share = triton.cdiv(triton.cdiv(inputs, tiles.splits), block) * block
+    splits = triton.cdiv(inputs, share)
+    partial = arrived = out
+    if splits > 1:
+        partial = torch.empty(splits, blocks, tiles.outputs, FEW, dtype=torch.float32, device=x.device)
+        arrived = _arrived(x.device)
+    kernels.few[(blocks, splits)](
+        x, weight, added, out, partial, arrived, tokens, outputs, inputs, share, x.stride(0), weight.stride(0),
+        BM=FEW, BN=tiles.outputs, BK=block, SPLITS=splits, BIASED=bias is not None,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
+
+
+def gated(x: Tensor, weight: Tensor, tiles: Tiles = GATED) -> Tensor:
+    """silu(x @ gate^T) * (x @ up^T) of a weight that is gate, then up."""
+    tokens, (outputs, inputs) = len(x), weight.shape
+    out = torch.empty(tokens, outputs // 2, dtype=x.dtype, device=x.device)
+    kernels.few_gated[(triton.cdiv(outputs // 2, tiles.outputs),)](
+        x, weight, out, tokens, outputs // 2, inputs, x.stride(0), weight.stride(0),
+        BM=FEW, BN=tiles.outputs, BK=_block(tiles.inputs, inputs), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def _block(wanted: int, inputs: int) -> int:
+    return min(wanted, max(FEW, triton.next_power_of_2(inputs)))
+
+
+@cache
+def _arrived(device: torch.device) -> Tensor:
+    """Of every block of outputs, its programs that have arrived; all of them leave a 0. One stream uses it."""
+    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)

@@ -10,8 +10,8 @@ channels) and multiplies. If the journal holds a whole line, C is folded first a
 line, C is folded on the way and not stored, since what lies beyond may yet be rejected. Either way it passes
 through the pool's dtype before it is used. `chunk` takes runs, block by block, with the state in registers.
 
-A checkpoint is stored [slot, head, state, channel]. Bytes per lane and layer of Nemotron-H (128 heads of 64 x 128 in
-8 groups, float32, J = 16): the checkpoint is 4 MiB, an entry 19 KiB. Decode reads 4 MiB + 7.5 entries, writes an
+A checkpoint is stored [slot, head, state, channel]. Bytes per lane and layer of 128 heads of 64 x 128 in
+8 groups, float32, J = 16: the checkpoint is 4 MiB, an entry 19 KiB. Decode reads 4 MiB + 7.5 entries, writes an
 entry, and 4 MiB in one step of 16: at batch 256 1.18 GB, 278 us at 4.26 TB/s; read-modify-write moves 2.15 GB.
 """
 

@@ -1,12 +1,10 @@
-"""A tiny hybrid with random weights, for trying the engine before any model was downloaded.
-
-It is written once, as a hub-format directory in the user's cache, and then loaded like every other model.
-"""
+"""A tiny hybrid with random weights and a token for each byte: quick to make, and it never ends by itself."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-DEMO_NOTICE = "This is the built-in demo model: its weights are random, and so its answers are noise."
-VERSION = 1
-"""Part of the directory's name: a change of what is written here needs a new one."""
 
 SEED = 20240917
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -62,32 +56,16 @@ CHAT_TEMPLATE = """\
 """
 
 
-def demo_model_dir() -> Path:
-    """The demo model's directory, made now if this is the first time."""
-    final = cache_dir() / f"demo-{VERSION}"
-    if final.is_dir():
-        return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=".demo-") as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        write_demo_model(made)
-        try:
-            made.rename(final)
-        except OSError:
-            if not final.is_dir():  # else another process was quicker, with the same bytes
-                raise
-    return final
+@functools.cache
+def random_model() -> Path:
+    """Its directory, made once. Not to be changed."""
+    scratch = tempfile.TemporaryDirectory(prefix="holdfast-random-")
+    atexit.register(scratch.cleanup)
+    write_random_model(Path(scratch.name))
+    return Path(scratch.name)
 
 
-def cache_dir() -> Path:
-    """HOLDFAST_CACHE, or where this user's caches are."""
-    if own := os.environ.get("HOLDFAST_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
-
-
-def write_demo_model(directory: Path) -> None:
+def write_random_model(directory: Path) -> None:
     save_file(_weights(), directory / "model.safetensors", metadata={"format": "pt"})
     _tokenizer().save(str(directory / "tokenizer.json"))
     _write_json(directory / "config.json", CONFIG)

@@ -1,0 +1,121 @@
+"""EAGLE's heads: one attention layer that reads a token beside what the model, or the head itself, knew before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.rope.reference import RotarySpec
+from .attention import Attention, AttentionShape
+from .batch import Batch, Build
+from .linear import Linear, RMSNorm
+from .mlp import GatedMLP
+from .rotary import Rotary
+
+
+@dataclass(frozen=True)
+class EagleShape:
+    hidden: int
+    inner: int
+    eps: float
+    attention: AttentionShape
+    rotary: RotarySpec
+    mlp_bias: bool = False
+
+
+class EagleHead(nn.Module):
+    """x + attention(read), then x + mlp(norm(x)); what x and `read` are, the two formats say."""
+
+    def __init__(self, build: Build, name: str, shape: EagleShape, *, inputs: int) -> None:
+        """inputs: so wide is what its attention reads"""
+        super().__init__()
+        self.hidden = shape.hidden
+        positions = Rotary(shape.rotary, shape.attention.head_dim, build.max_positions)
+        self.attention = Attention(build, name, replace(shape.attention, inputs=inputs), positions)
+        self.mlp_norm = RMSNorm(build, shape.hidden, shape.eps)
+        self.mlp = GatedMLP(build, shape.hidden, shape.inner, bias=shape.mlp_bias)
+
+    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+        """What the head reads beside the next token, of the model's features."""
+        raise NotImplementedError
+
+    def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """x, and what attention reads."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, vocabulary of the model]"""
+        raise NotImplementedError
+
+    def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
+        """What it reads beside the next token, if that is a guess of its own: [tokens, hidden]"""
+        x, read = self.entry(embedding, previous)
+        x, normed = self.mlp_norm.of_stream((x, self.attention(read, batch)))
+        return x + self.mlp(normed)
+
+    def keep(self, embedding: Tensor, previous: Tensor, batch: Batch) -> None:
+        """Of tokens after which nothing is to be guessed: their keys and values are all that is needed."""
+        self.attention.keep(self.entry(embedding, previous)[1], batch)
+
+
+class EagleOneHead(EagleHead):
+    """Foretells the vector that the model's own head reads: x = fc([embedding, previous])"""
+
+    def __init__(
+        self, build: Build, name: str, shape: EagleShape, *, bias: bool, logits: Callable[[Tensor], Tensor]
+    ) -> None:
+        """logits: by the model's own head"""
+        super().__init__(build, name, shape, inputs=shape.hidden)
+        self.fc = Linear(build, 2 * shape.hidden, shape.hidden, bias=bias)
+        self._logits = logits
+
+    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+        return hidden
+
+    def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fc(torch.cat((embedding, previous), -1))
+        return x, x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(hidden)
+
+
+class EagleThreeHead(EagleHead):
+    """Reads several layers of the model, and has a head of its own, perhaps for a part of the vocabulary only."""
+
+    d2t: Tensor | None
+
+    def __init__(
+        self, build: Build, name: str, shape: EagleShape, *, layers: int, vocab: int, draft_vocab: int
+    ) -> None:
+        super().__init__(build, name, shape, inputs=2 * shape.hidden)
+        self.vocab = vocab
+        self.fc = Linear(build, layers * shape.hidden, shape.hidden)
+        self.embedding_norm, self.hidden_norm, self.norm = (
+            RMSNorm(build, shape.hidden, shape.eps) for _ in range(3)
+        )
+        self.lm_head = Linear(build, shape.hidden, draft_vocab)
+        offsets = None if draft_vocab == vocab else torch.empty(draft_vocab, dtype=torch.int64)
+        self.register_buffer("d2t", offsets)
+
+    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+        return self.fc(torch.cat(layers, -1))
+
+    def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        return previous, torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        found = self.lm_head(self.norm(hidden))
+        if (drafted := self.drafted()) is None:
+            return found
+        # in the model's own numbering, for noise goes by that
+        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, drafted, found)
+
+    def drafted(self) -> Tensor | None:
+        """[draft_vocab]: the tokens that it can draft; None: all."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)

@@ -1,0 +1,51 @@
+"""DFlash: a whole block of drafts in one pass over mask tokens, all of which see one another.
+
+The model's own features take the place of a context: every layer keeps keys and values of them, not of tokens. So
+what it keeps of a token depends on the model alone, and a block leaves nothing behind that is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.batch import Batch
+from ..models.base import CausalLM
+from ..models.dflash import DFlashHead
+from ..ops.step import Tree
+from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+
+
+class DFlash(Drafter):
+    def __init__(
+        self, depth: int, head: DFlashHead, model: CausalLM, reads: tuple[int, ...], mask_token: int
+    ) -> None:
+        super().__init__(depth)
+        self.head, self.reads, self.mask_token = head, reads, mask_token
+        self._embed, self._logits = model.embed.forward, model.logits  # the model's own
+        self.name_layers()
+
+    @property
+    def trained(self) -> tuple[nn.Module, ...]:
+        return (self.head,)
+
+    def absorb(self, batch: Batch, features: Features) -> None:
+        self.head.keep(features.layers, batch)
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        last = step.last[:, None]
+        block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
+        hidden = self.head(self._embed(block.flatten()), step.ahead(0, block, all_seeing(block)))
+        masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
+        logits = self._logits(masks).unflatten(0, (-1, step.depth))
+        return all_meant([step.choose(logits[:, i], step.position + i + 1) for i in range(step.depth)])
+
+
+def all_seeing(block: Tensor) -> Tree:
+    """Of tokens [N, T] in a row: each sees those after it as well."""
+    lanes, count = block.shape
+    return Tree(
+        ancestors=torch.ones(lanes, count, count, dtype=torch.bool, device=block.device),
+        depths=torch.arange(count, device=block.device).expand(lanes, count),
+        straight=True,
+    )

@@ -1,0 +1,76 @@
+"""Several EAGLE heads, one for each draft of a window, each with keys and values of its own.
+
+Head k reads token i beside what head k - 1 made of token i - 1, and the first what the model did. So every head has
+something of every token, and head k gives draft k: the tokens from the last certain one on pass through heads that
+become fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.batch import Batch, Build
+from ..layers.eagle import EagleHead
+from ..models.base import CausalLM
+from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .eagle import check_drafted
+from .mtp import Previous
+
+
+class EagleMulti(Drafter):
+    def __init__(
+        self, build: Build, heads: Sequence[EagleHead], model: CausalLM, reads: tuple[int, ...]
+    ) -> None:
+        super().__init__(len(heads))
+        self.heads, self.reads = nn.ModuleList(heads), reads
+        self.previous = nn.ModuleList(
+            Previous(build, f"previous.{number}", head.hidden) for number, head in enumerate(heads)
+        )
+        self._embed = model.embed.forward  # the model's: not to be loaded or counted again
+        self.name_layers()
+
+    @property
+    def trained(self) -> tuple[nn.Module, ...]:
+        return tuple(self.heads)
+
+    def check(self) -> None:
+        for head in self._heads:
+            check_drafted(head)
+
+    @property
+    def _heads(self) -> list[Any]:
+        heads: Iterable[Any] = self.heads
+        return list(heads)
+
+    def absorb(self, batch: Batch, features: Features) -> None:
+        *heads, last = self._heads
+        embedding, (*previous, before_last) = self._embed(batch.tokens), self.previous
+        known = self._heads[0].known(features.hidden, features.layers)
+        for head, before in zip(heads, previous, strict=True):
+            known = head(embedding, before(known, batch), batch)
+        last.keep(embedding, before_last(known, batch), batch)
+
+    def propose(self, step: VerifiedStep) -> Draft:
+        token, drafts = step.last, []
+        before: list[Tensor] = []
+        for by, head in enumerate(self._heads[: step.depth]):
+            batch, embedding = step.ahead(by, token), self._embed(token)
+            if not before:  # what is kept in its place here is never read
+                before = [
+                    previous(torch.zeros_like(embedding), batch) for previous in self.previous[: step.depth]
+                ]
+            hidden = head(embedding, before[0], batch)
+            token = step.choose(head.logits(hidden), step.position + by + 1)
+            drafts.append(token)
+            before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: step.depth - by - 1]
+        return all_meant(drafts)
+
+    def _pass(self, first: int, embedding: Tensor, before: Sequence[Tensor], batch: Batch) -> list[Tensor]:
+        """The token through the heads that draft later."""
+        return [
+            head(embedding, known, batch) for head, known in zip(self._heads[first:], before, strict=False)
+        ]
