@@ -38,10 +38,12 @@ class Scene:
     options: Mapping[str, Any] = field(default_factory=dict)
     drafts: int = 0
     """Made by the model itself, every third of them spoilt."""
+    depths: tuple[int, ...] = ()
+    """Candidates of an adaptive depth, another every step; `drafts` is the initial one."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.model, self.asks, tuple(sorted(self.options.items())), self.drafts)
+        return (self.model, self.asks, tuple(sorted(self.options.items())), self.drafts, self.depths)
 
 
 ALONE = Scene(options=dict(enable_prefix_caching=False))
@@ -58,6 +60,9 @@ WINDOWS = Scene(
 
 SPECULATING = Scene(asks=(Ask(40, 40), Ask(21, 30), Ask(30, 36)), drafts=4)
 """Of each window some drafts are accepted, and some are not."""
+
+RESTLESS = Scene(asks=(Ask(40, 40), Ask(21, 30), Ask(30, 36)), drafts=1, depths=(0, 1, 7))
+"""The same, with a depth that changes every step."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

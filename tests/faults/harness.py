@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tests.host.restless import Restless
 from tests.models.conformance import Tiny
 from tests.spec.drafters import spoil_drafts
 
@@ -99,11 +100,14 @@ def make_engine(scene: Scene, sanitizer: str) -> Engine:
             "method": "standalone",
             "model": str(model_dir(scene.model)),
             "num_speculative_tokens": scene.drafts,
+            "adaptive": {"candidate_steps": scene.depths} if scene.depths else None,
         }
     config = EngineConfig(**options, sanitizer=sanitizer)
     engine = build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
     if scene.drafts:
         spoil_drafts(engine)
+    if scene.depths:
+        engine.scheduler._depth = Restless(scene.depths)
     return engine
 
 
@@ -139,8 +143,8 @@ def run(scene: Scene, sanitizer: str = "off") -> Outcome:
 
 @functools.cache
 def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
-    model, asks, options, drafts = key
-    return run(Scene(model, asks, dict(options), drafts), sanitizer)  # type: ignore[arg-type, call-overload]
+    model, asks, options, drafts, depths = key
+    return run(Scene(model, asks, dict(options), drafts, depths), sanitizer)  # type: ignore[arg-type, call-overload]
 
 
 def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from . import reuse, stale_tenant, uncertain_tokens, wrong_content, wrong_place, wrong_position
+from . import (
+    changing_depth,
+    reuse,
+    stale_tenant,
+    uncertain_tokens,
+    wrong_content,
+    wrong_place,
+    wrong_position,
+)
 from .fault import Fault
 
 ROOMS: dict[str, tuple[Fault, ...]] = {
@@ -11,6 +19,7 @@ ROOMS: dict[str, tuple[Fault, ...]] = {
     "What the last tenant left": stale_tenant.FAULTS,
     "Prefixes shared too early, too late, or under the wrong label": reuse.FAULTS,
     "Tokens that may be rejected": uncertain_tokens.FAULTS,
+    "A depth that changes": changing_depth.FAULTS,
     "The right place with the wrong bytes": wrong_content.FAULTS,
 }
 FAULTS: tuple[Fault, ...] = tuple(fault for faults in ROOMS.values() for fault in faults)

@@ -67,7 +67,7 @@ def test_as_fast_as_the_best_fixed_depth(sim: ModuleType, model: str, rows: int,
 def test_as_fast_as_the_best_fixed_depth_everywhere(
     sim: ModuleType, model: str, rows: int, rate: float
 ) -> None:
-    rates_and_rows(sim, model=model, rows=rows, rate=rate, steps=1500)
+    rates_and_rows(sim, model=model, rows=rows, rate=rate, steps=2000)
 
 
 @pytest.mark.parametrize(("model", "rows"), [(QWEN, 1), (QWEN, 16), (LFM2, 64), (QWEN, 256)])

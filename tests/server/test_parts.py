@@ -18,7 +18,7 @@ from holdfast import ConfigError
 from holdfast.answer import Answer
 from holdfast.cache import CacheManager
 from holdfast.config import EngineConfig, Limits
-from holdfast.request import Acceptance, FinishReason, Request, SamplingParams
+from holdfast.request import FinishReason, Request, SamplingParams, SpeculationStats
 from holdfast.scheduler.scheduler import Counters
 from holdfast.server import logs
 from holdfast.server.call import Call, Disconnected
@@ -100,7 +100,7 @@ def test_an_answer_that_cannot_be_trusted_is_an_error_and_the_others_go_on() -> 
 
 
 def test_speculation_is_charted() -> None:
-    metrics, drafts = Metrics(), Acceptance()
+    metrics, drafts = Metrics(), SpeculationStats(depth=3, steps={3: {"best": 7}, 0: {"explore": 2}})
     drafts.count(drafts=3, accepted=2)
     drafts.count(drafts=3, accepted=0)
     cache = CacheManager(LIMITS).stats()
@@ -111,6 +111,9 @@ def test_speculation_is_charted() -> None:
         "num_draft_tokens_total 6.0",
         "num_accepted_tokens_total 2.0",
         'num_accepted_tokens_per_pos_total{position="1"} 1.0',
+        "depth 3.0",
+        'steps_total{depth="3",reason="best"} 7.0',
+        'steps_total{depth="0",reason="explore"} 2.0',
     ):
         assert f"\nholdfast:spec_decode_{line}\n" in page
     assert "\nholdfast:sanitizer_findings_total 4.0\n" in page

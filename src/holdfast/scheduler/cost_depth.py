@@ -109,12 +109,19 @@ class CostDepth(Depth):
         return rates
 
     def _best(self) -> tuple[int, str]:
+        """Of those that are worth a try because they are not known, the fewest drafts: they bound what more cost."""
         rates = self._promises()
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
-        if now in rates and rates[best] <= MARGIN * rates[now]:
+        if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
             best = now
-        return best, "best" if self._costs.known(self._load.rows, best) else "explore"
+        known = {depth for depth in rates if self._costs.known(self._load.rows, depth)}
+        if best in known:
+            return best, "best"
+        least = MARGIN * max((rates[depth] for depth in known), default=0.0)
+        return min(
+            depth for depth in rates if depth not in known and rates[depth] >= min(least, rates[best])
+        ), "explore"
 
     def _probe(self) -> int:
         """The fewest drafts there are, if it is time to try some, and accepted drafts would pay."""
