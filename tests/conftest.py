@@ -22,13 +22,12 @@ hypothesis.settings.register_profile("holdfast", deadline=None)
 hypothesis.settings.load_profile("holdfast")
 
 
-def pytest_configure() -> None:
-    if HAS_TORCH:
-        from holdfast.cpu_isa import ensure_safe_bf16
+def prepare_torch() -> None:
+    from holdfast.cpu_isa import ensure_safe_bf16
 
-        ensure_safe_bf16()
-        if not _has_gpu():
-            os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    ensure_safe_bf16()
+    if not _has_gpu():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,3 +43,7 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+if HAS_TORCH:
+    prepare_torch()  # now: other conftests may import what reads the environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -79,11 +80,13 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Make the terminal the process's own, so that its keys become signals."""
+    """Make the terminal the process's own, so that its keys become signals; and let it hear them, which it would not
+    if the tests run in the background of a shell."""
     import fcntl
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
