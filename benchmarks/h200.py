@@ -231,6 +231,9 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the kernels of a short run")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("torch finds no CUDA device here: there is nothing to measure")
+        return
     copy, matmul = rates()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy moves {copy / 1e12:.2f} TB/s, "
