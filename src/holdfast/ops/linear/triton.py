@@ -1,6 +1,7 @@
 """Matrix products of few tokens, launched. A library does those of many.
 
-Measured on an H200 in bfloat16 (two runs, tiles as below or near them), microseconds for one token and for sixteen, beside cuBLAS and the bytes' own time:
+Measured on an H200 in bfloat16 (two runs, tiles as below or near them), microseconds for one token and for sixteen,
+beside cuBLAS and the bytes' own time:
 
     outputs x inputs     bytes   1 token, cuBLAS   16 tokens, cuBLAS
     2048 x 2048            2.0     4.8   5.9          6.0    6.4
