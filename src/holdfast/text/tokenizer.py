@@ -58,6 +58,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def special_id(self, text: str) -> int | None:
+        """Of a special token with this name, if there is one."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
+    def serialised(self) -> str:
+        """As tokenizer.json has it, special tokens marked."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Whether a text begins with a special token is for `tokenizer.json` to say."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
