@@ -126,20 +126,25 @@ def _library() -> Any:
 
 
 def _grammar(structured: Structured, tokenizer: Tokenizer) -> str:
+    form = _form(structured)
+    if structured.after is None:
+        return json.dumps({"grammars": [form]})
+    return json.dumps({"grammars": [_opening(structured.after, tokenizer), form | {"name": "form"}]})
+
+
+def _form(structured: Structured) -> dict[str, Any]:
     make, text = _library().LLMatcher, structured.text
     match structured.kind:
         case "json":
-            grammar = make.grammar_from_json_schema(text, {"whitespace_pattern": WHITE_SPACE})
+            made = make.grammar_from_json_schema(text, {"whitespace_pattern": WHITE_SPACE})
         case "regex":
-            grammar = make.grammar_from_regex(text)
+            made = make.grammar_from_regex(text)
         case "choice":
-            grammar = make.grammar_from_lark("start: " + " | ".join(map(quoted, text)))
+            return {"lark_grammar": "start: " + " | ".join(map(quoted, text))}
         case _:
-            grammar = make.grammar_from_lark(text)
-    if structured.after is None:
-        return grammar
-    [form] = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [_opening(structured.after, tokenizer), form | {"name": "form"}]})
+            return {"lark_grammar": text}
+    [form] = json.loads(made)["grammars"]
+    return form
 
 
 def _opening(end: str, tokenizer: Tokenizer) -> dict[str, str]:

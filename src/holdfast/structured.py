@@ -66,7 +66,7 @@ def _schema_text(schema: object) -> str:
         text = dumps(read)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"structured.json is not JSON: {error}") from None
-    if not isinstance(read, (dict, bool)):
+    if not isinstance(read, dict):
         raise ValueError(f"structured.json is a {type(read).__name__}; a JSON schema is an object")
     return text
 
