@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .structured import Structured
-from .text import Tokenizer
+from .text import WHITE_SPACE, Tokenizer
 
-WHITE_SPACE = r"\x20"
-"""Between the parts of JSON there may be a space. With more, a model that has lost its way goes on for ever."""
 COMPILED = 256
 """Forms that are kept: services ask for the same ones again and again."""
 
@@ -136,7 +134,7 @@ def _form(structured: Structured) -> dict[str, Any]:
     make, text = _library().LLMatcher, structured.text
     match structured.kind:
         case "json":
-            made = make.grammar_from_json_schema(text, {"whitespace_pattern": WHITE_SPACE})
+            made = make.grammar_from_json_schema(text, WHITE_SPACE)
         case "regex":
             made = make.grammar_from_regex(text)
         case "choice":
