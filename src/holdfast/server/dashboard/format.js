@@ -18,7 +18,7 @@ export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 0.0995) return `${(1000 * value).toPrecision(2).replace(/\.0$/, "")} ms`;
   if (value < 60) return `${value.toFixed(value < 10 ? 2 : 1).replace(/\.?0+$/, "")} s`;
-  return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  return `${(value / 60).toFixed(1).replace(/\.0$/, "")} min`;
 }
 
 export function rate(value) {
