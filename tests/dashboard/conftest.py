@@ -40,8 +40,9 @@ def running(model: Path, *flags: str) -> Iterator[Running]:
         server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """While it is open an event loop runs in this thread, which would be in the way of other modules' tests."""
     if (path := find_browser()) is None:
         missing = "there is no Chromium here; make install-browser installs one where there is apt-get"
         pytest.fail(missing) if is_required() else pytest.skip(missing)

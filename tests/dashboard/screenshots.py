@@ -19,6 +19,7 @@ SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4}'
 FLAGS = ("--max-num-seqs", "6", "--num-pages", "100", "--num-checkpoints", "8", "--sanitizer", "stamps")
 SYSTEM = "You are a small and friendly model. You like ships, the sea, and short sentences. " * 6
 WIDE, NARROW = ViewportSize(width=1360, height=920), ViewportSize(width=390, height=844)
+SUBJECTS = ("ships", "tides", "kelp", "crabs", "gulls")
 MOST_BYTES = 200_000
 
 
@@ -42,9 +43,7 @@ def picture(page: Page, server: Running) -> None:
     expect.set_options(timeout=120_000)
     say(page, "Hello! Who are you?")
     expect(page.locator(".message[data-role=assistant] .meta")).not_to_be_empty()
-    stories = [
-        ask(server, f"Tell me a long story about {what}.") for what in "ships tides kelp crabs gulls".split()
-    ]
+    stories = [ask(server, f"Tell me a long story about {what}.") for what in SUBJECTS]
     page.wait_for_timeout(15_000)
     stories += [ask(server, f"How far is it from {place}?", 60) for place in ("here", "there", "port")]
     page.wait_for_timeout(5_000)
