@@ -3,9 +3,10 @@
   python benchmarks/h200.py                                  # every part
   python benchmarks/h200.py --parts decode --models lfm2-1.2b --batches 1,16 --profile
 
-decode   steady decode and prefill, prompts of 512 tokens, 128 out, greedy; medians over --reps. The first 32 tokens of
-         the timed runs are compared with an engine that records nothing. The floor is what the bytes of weights, state
-         and KV take at the rate at which this GPU copies, or the operations at that of its products, if longer
+  decode   steady decode and prefill, prompts of 512 tokens, 128 out, greedy; medians over --reps. The first 32
+           tokens of the timed runs are compared with an engine that records nothing. The floor is what the bytes of
+           weights, state and KV take at the rate at which this GPU copies, or the operations at that of its
+           products, if longer
 experts  the same for a mixture of experts, of whose weights the floor counts those that are read
 load     prompts of 8,192 tokens arrive while 64 requests decode
 context  one request with up to 126,976 tokens of context
