@@ -32,10 +32,9 @@ def few(
     last = tl.minimum(first + share, inputs)
     k = tl.arange(0, BK)
     row, token = weight + n.to(tl.int64)[:, None] * weight_stride, x + m[:, None] * x_stride
-    w = _read(row, first, last, k, real)  # before the tokens are there
     follow(EARLY)
-    acc = tl.dot(w, _read(token, first, last, k, exists).trans(1, 0))
-    for at in range(first + BK, last, BK):
+    acc = tl.zeros((BN, BM), tl.float32)
+    for at in range(first, last, BK):
         acc = tl.dot(_read(row, at, last, k, real), _read(token, at, last, k, exists).trans(1, 0), acc)
     place = out + m[None, :] * outputs + n[:, None]
     written = real & (m < tokens)[None, :]
@@ -73,11 +72,9 @@ def few_gated(
     row = weight + n.to(tl.int64)[:, None] * weight_stride
     other = row + outputs.to(tl.int64) * weight_stride
     token = x + m[:, None] * x_stride
-    w, u = _read(row, 0, inputs, k, real), _read(other, 0, inputs, k, real)  # before the tokens are there
     follow(EARLY)
-    a = _read(token, 0, inputs, k, exists).trans(1, 0)
-    gate, up = tl.dot(w, a), tl.dot(u, a)
-    for at in range(BK, inputs, BK):
+    gate, up = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    for at in range(0, inputs, BK):
         a = _read(token, at, inputs, k, exists).trans(1, 0)
         gate = tl.dot(_read(row, at, inputs, k, real), a, gate)
         up = tl.dot(_read(other, at, inputs, k, real), a, up)
