@@ -46,7 +46,7 @@ class Tiles:
 
 WIDE = Tiles(64, 128, warps=4, stages=4)
 NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
-GATED = Tiles(32, 64, warps=4, stages=5)
+GATED = Tiles(64, 64, warps=4, stages=4)
 ONE = Tiles(1, 1024, warps=2)
 
 
