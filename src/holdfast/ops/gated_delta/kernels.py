@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from ..causal_conv.kernels import kept_input
+from ..twins.kernels import follow
 
 
 @triton.jit
@@ -351,7 +352,7 @@ def front_token(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     qkv_stride, a_stride, b_stride, C, beta_scale, scale, eps,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    W: tl.constexpr, RING: tl.constexpr,
+    W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
     `front_one` does. Programs below H take a key head and its gates, the others K channels of the values."""
@@ -361,6 +362,7 @@ def front_token(
     at, begin, end = tl.load(position + lane), tl.load(base + lane), tl.load(end_base + lane)
     count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
     slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+    follow(EARLY)
     if row == 0:  # asked when all is on its way: a wait costs more than these loads
         return
     channels, places = tl.arange(0, K), tl.arange(0, JP)
@@ -442,7 +444,7 @@ def main_one(
     qk, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, lanes, v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `main`, for windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: others; -1: all.
 
@@ -458,6 +460,7 @@ def main_one(
         wanted = (row > 0) & ((end == begin) | (LANES < 0)) & ((count > 0) | (end > begin))
         inside = (values < V) & wanted
         state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), H * GROUP, K, V)
+        follow(EARLY)
         if not wanted:
             return
         if LANES < 0:  # noqa: SIM102  which is known when this is compiled, and the other is not

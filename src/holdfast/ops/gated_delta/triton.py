@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, join
+from ..twins.launch import LEAST, beside, early, join
 from . import kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -163,6 +163,7 @@ def decode(
         step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
         step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
         key_dim**-0.5, eps, **shape, W=weights.conv.shape[1], RING=conv.ring.shape[1], num_warps=1,
+        **early(qkv.device),
     )  # fmt: skip
     _main_one(qk, v, pool, step, out, scratch, DEFAULT_TILES, shape)
     return out
@@ -186,14 +187,18 @@ def _main_one(
     if lanes <= FEW_LANES:
         blocks = (triton.cdiv(value_dim, FEW_TILES.values), value_heads, lanes)
         kernels.main_one[blocks](
-            *arguments, **shape, BV=FEW_TILES.values, LANES=-1, num_warps=FEW_TILES.warps
+            *arguments, **shape, BV=FEW_TILES.values, LANES=-1, num_warps=FEW_TILES.warps, **early(v.device)
         )
         return
     blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     with beside(v.device):
         folds = (triton.cdiv(value_dim, FOLD.values), value_heads, triton.cdiv(lanes, FOLD.lanes))
-        kernels.main_one[folds](*arguments, **shape, BV=FOLD.values, LANES=FOLD.lanes, num_warps=FOLD.warps)
-    kernels.main_one[blocks](*arguments, **shape, BV=tiles.values, LANES=0, num_warps=tiles.warps)
+        kernels.main_one[folds](
+            *arguments, **shape, BV=FOLD.values, LANES=FOLD.lanes, EARLY=False, num_warps=FOLD.warps
+        )
+    kernels.main_one[blocks](
+        *arguments, **shape, BV=tiles.values, LANES=0, num_warps=tiles.warps, **early(v.device)
+    )
     join(v.device)
 
 

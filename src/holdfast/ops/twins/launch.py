@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -52,6 +53,16 @@ def beside(device: torch.device) -> Iterator[None]:
 def join(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_sides[device])
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """How to launch a kernel that has a `follow`: before the one in front of it has ended, if the device can."""
+    return {"EARLY": True, "launch_pdl": True} if _launches_early(device) else {"EARLY": False}
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # --- runs --------------------------------------------------------------------------------------------------
