@@ -19,8 +19,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-REQUIRED = "HOLDFAST_REQUIRE_BROWSER"
-"""Set by CI: there, a browser that is missing is a failure."""
+REQUIRED = "REQUIRE_BROWSER"
+"""Set by CI: there, a browser that is missing is a failure. (HOLDFAST_ would make it an option of the server.)"""
 
 
 def find_browser() -> str | None:
