@@ -6,7 +6,7 @@ import http.client
 import re
 
 import pytest
-from tests.server.running import HOST, Running
+from tests.server.running import HOST, Running, until
 
 from holdfast.server.dashboard import FILES, HERE
 
@@ -51,14 +51,12 @@ def test_live_requests_are_numbers_and_reasons(server: Running) -> None:
         {"prompt": "the password is swordfish", "max_tokens": 3000, "priority": 2, "temperature": 0}
     )
     try:
-        while not (live := server.ask("GET", "/requests")[1]["requests"]):
-            pass
+        [request] = until(lambda: server.ask("GET", "/requests")[1]["requests"])
     finally:
         stream.close()
-    [request] = live
     assert request["prompt_tokens"] == 25 and request["priority"] == 2 and request["waits_for"] is not None
     assert {type(value) for value in request.values()} <= {int, float, str, type(None)}
-    assert "swordfish" not in str(live)
+    assert "swordfish" not in str(request)
 
 
 def test_no_markup_is_made_of_text() -> None:
