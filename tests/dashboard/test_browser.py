@@ -135,6 +135,8 @@ def test_pools_and_requests_move(page: Page, server: Running) -> None:
         )
         assert float(full) > 0
         expect(page.locator("#throughput .legend")).not_to_contain_text("answers0.0")
+        page.hover("#throughput .plot")
+        expect(page.locator("#throughput .cursor")).to_have_attribute("d", re.compile("^M"))
     finally:
         for stream in streams:
             stream.close()

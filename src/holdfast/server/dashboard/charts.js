@@ -36,6 +36,7 @@ export class LineChart {
   #top;
   #format;
   #points = [];
+  #span = 1;
   #over = null;
 
   /** series: [{ name, color, format, dashed }]; top: of the scale, if it is not to follow the values */
@@ -58,38 +59,43 @@ export class LineChart {
     plot.addEventListener("pointerleave", () => this.#point(null));
   }
 
-  /** points: [{ time, values }], a value or null for each series */
+  /** points: [{ time, values }], a value or null for each series; span: so many seconds of them are drawn */
   show(points, span) {
-    this.#points = points;
-    const values = points.flatMap((point) => point.values).filter((value) => value !== null);
-    this.empty.hidden = values.length > 0;
+    this.#span = span;
+    this.#points = points.filter(({ time }) => points.at(-1).time - time <= span);
+    const values = this.#points.flatMap((point) => point.values).filter((value) => value !== null);
     const top = this.#top ?? niceTop(Math.max(0, ...values));
-    const end = points.at(-1)?.time ?? 0;
-    const across = (time) => 100 - (100 * (end - time)) / span;
     const up = (value) => 98 - (94 * value) / top;
-    this.lines.forEach((line, place) => line.setAttribute("d", path(points, place, across, up)));
+    this.lines.forEach((line, place) => {
+      line.setAttribute("d", path(this.#points, place, (time) => this.#across(time), up));
+    });
+    this.empty.hidden = values.length > 0;
     say(this.most, values.length ? this.#format(top) : "");
     say(this.since, span >= 120 ? `${Math.round(span / 60)} minutes ago` : `${Math.round(span)} seconds ago`);
-    const shown = this.#over === null ? end : end - (1 - this.#over) * span;
-    const nearest = points.reduce((a, b) => (Math.abs(b.time - shown) < Math.abs(a.time - shown) ? b : a), points[0]);
-    this.cursor.setAttribute("d", this.#over === null || !nearest ? "" : `M${across(nearest.time)} 0V100`);
-    this.#tell(this.#over === null ? this.#newest() : nearest?.values);
-    this.span = span;
+    this.#tell();
   }
 
-  #newest() {
-    return this.#series.map((_, place) => this.#points.findLast((p) => p.values[place] !== null)?.values[place]);
-  }
-
-  #tell(values = []) {
-    const entries = this.#series.map(({ name, color, format }, place) => ({ name, color, value: format(values[place]) }));
-    legend(this.legend, entries);
+  #across(time) {
+    return 100 - (100 * (this.#points.at(-1).time - time)) / this.#span;
   }
 
   #point(event) {
     const box = this.picture.getBoundingClientRect();
-    this.#over = event && Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
-    this.show(this.#points, this.span);
+    this.#over = event && (100 * (event.clientX - box.left)) / box.width;
+    this.#tell();
+  }
+
+  #tell() {
+    const off = (point) => Math.abs(this.#across(point.time) - this.#over);
+    const over = this.#over === null ? null : this.#points.toSorted((a, b) => off(a) - off(b))[0];
+    const newest = (place) => this.#points.findLast((point) => point.values[place] !== null)?.values[place];
+    this.cursor.setAttribute("d", over ? `M${this.#across(over.time)} 0V100` : "");
+    legend(
+      this.legend,
+      this.#series.map(({ name, color, format }, place) => {
+        return { name, color, value: format(over ? over.values[place] : newest(place)) };
+      }),
+    );
   }
 }
 

@@ -87,7 +87,6 @@ function use(metrics, limits) {
 // --- pools ---
 
 export function showPools(plan, metrics) {
-  const held = (total, free, idle) => Math.max(0, total - free - idle);
   const pages = ["pages", "pages_free", "pages_reusable"].map((name) => metrics.value(name));
   const slots = ["slots", "slots_free", "checkpoints"].map((name) => metrics.value(name));
   const rows = [plan.limits.max_num_seqs, metrics.value("rows_free"), 0];
@@ -106,16 +105,17 @@ export function showPools(plan, metrics) {
     );
   keep(find("pools"), pools, (pool) => pool.id, create, (element, pool) => {
     const [total, free, idle] = pool.sizes;
-    const told = [`${count(held(total, free, idle))} in use`, `${count(free)} free`];
+    const held = Math.max(0, total - free - idle);
+    const told = [`${count(held)} in use`, `${count(free)} free`];
     if (pool.idle) told.splice(1, 0, `${count(idle)} ${pool.idle}`);
     say(element.children[0], pool.name);
     bar(element.children[1], [
-      { name: "held", size: held(total, free, idle), color: pool.color, title: told[0] },
+      { name: "held", size: held, color: pool.color, title: told[0] },
       { name: "idle", size: idle, color: pool.idleColor ?? `${pool.color}-idle`, title: told[1] },
       { name: "free", size: free, color: "free", title: `${count(free)} free` },
     ]);
     say(element.children[2], `${told.join(" · ")} · of ${count(total)}`);
-    element.dataset.held = held(total, free, idle);
+    element.dataset.held = held;
   });
 }
 
@@ -160,7 +160,7 @@ function fillRequestRow(element, request) {
 
 const share = (value) => (value === undefined || value === null ? "–" : percent(value));
 
-const pools = new LineChart(
+const poolUse = new LineChart(
   find("pools-over-time"),
   [
     { name: "pages that hold KV", color: "kv", format: share },
@@ -189,8 +189,8 @@ const speculation = new LineChart(
 export function showOverTime(history) {
   const pairs = history.slice(1).map((after, place) => [history[place], after]);
   const span = Math.min(SPAN, Math.max(30, history.at(-1).time - history[0].time));
-  pools.show(
-    history.map((metrics) => ({ time: metrics.time, values: ["pages", "slots"].map((pool) => held(metrics, pool)) })),
+  poolUse.show(
+    history.map((metrics) => ({ time: metrics.time, values: ["pages", "slots"].map((pool) => partHeld(metrics, pool)) })),
     span,
   );
   throughput.show(
@@ -208,7 +208,7 @@ export function showOverTime(history) {
 }
 
 /** The part of a pool that is not free, 0 to 1; null if there is no such pool. */
-function held(metrics, pool) {
+function partHeld(metrics, pool) {
   const total = metrics.value(pool);
   return total ? 1 - metrics.value(`${pool}_free`) / total : null;
 }
