@@ -144,6 +144,20 @@ def test_pools_and_requests_move(page: Page, server: Running) -> None:
     expect(page.locator("#requests-more")).to_have_text("Nobody asks for anything now.")
 
 
+def test_a_server_that_is_in_trouble(page: Page) -> None:
+    expect(page.locator("#status")).to_have_text("ok")
+    dead = {"status": "dead", "reason": "the engine ended with status 1"}
+    page.route("**/health", lambda route: route.fulfill(json=dead, status=503))
+    expect(page.locator("#status")).to_have_text("the engine ended with status 1")
+    page.route("**/health", lambda route: route.abort())
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    expect(page.locator("#status")).to_have_text("the server cannot be reached")
+    say(page, "Are you there?")
+    expect(page.locator(".message.failed .meta")).to_have_text("the server cannot be reached")
+    page.unroute_all()
+    expect(page.locator("#status")).to_have_text("ok")
+
+
 # --- how it looks ---
 
 

@@ -2,7 +2,7 @@
 
 import { find, make, say } from "./dom.js";
 import { percent, plural, rate, seconds } from "./format.js";
-import { ask, events, KeyNeeded } from "./server.js";
+import { ask, events, KeyNeeded, NotHad } from "./server.js";
 
 const messages = [];
 let running = null;
@@ -48,9 +48,9 @@ async function answer(said) {
     await stream(got, shown, stop.signal);
   } catch (error) {
     if (error instanceof KeyNeeded) throw error;
-    if (error.name !== "AbortError") {
+    if (!stop.signal.aborted) {
       shown.root.classList.add("failed");
-      got.failure = error.message;
+      got.failure = error instanceof NotHad ? error.message : `the answer broke off: ${error.message}`;
     }
   } finally {
     if (messages.includes(asked)) {
@@ -72,7 +72,7 @@ async function stream(got, shown, signal) {
   if (most !== "") body.max_tokens = Number(most);
   const response = await ask("v1/chat/completions", { body, signal });
   for await (const event of events(response)) {
-    if (event.error) throw new Error(String(event.error.message));
+    if (event.error) throw new NotHad(String(event.error.message));
     got.usage = event.usage ?? got.usage;
     const choice = event.choices?.[0];
     if (!choice) continue;

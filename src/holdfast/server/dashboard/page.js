@@ -4,7 +4,7 @@ import { startChat } from "./chat.js";
 import { find, say } from "./dom.js";
 import { Metrics } from "./metrics.js";
 import * as panels from "./panels.js";
-import { health, json, key, KeyNeeded, text } from "./server.js";
+import { health, json, key, KeyNeeded, NotHad, text } from "./server.js";
 
 const EVERY = 1000;
 const PATIENCE = 5000;
@@ -61,8 +61,7 @@ async function begin() {
     say(find("model"), data[0].id);
     document.title = `${data[0].id} · Holdfast`;
   } catch (error) {
-    if (error instanceof KeyNeeded) return askForKey(error.message);
-    return say(find("status"), error.message);
+    return failed(error);
   }
   find("key-form").hidden = true;
   find("forget-key").hidden = !key.get();
@@ -78,6 +77,12 @@ function status(state, told) {
   say(find("status"), told);
 }
 
+function failed(error) {
+  if (error instanceof KeyNeeded) askForKey(error.message);
+  else if (error instanceof NotHad) status("unreachable", error.message);
+  else reportError(error);
+}
+
 async function read() {
   const signal = AbortSignal.timeout(PATIENCE);
   try {
@@ -91,15 +96,17 @@ async function read() {
     panels.showOverTime(history);
     panels.showReuse(history.at(-1));
     panels.showLatency(history.at(-1));
-    if (state !== "ok") return void (plan = null); // it may come back with another
+    if (state !== "ok") {
+      plan = null; // it may come back with another
+      return panels.showRequests([]);
+    }
     plan ??= await json("plan", { signal });
     panels.showPlan(plan, history.at(-1));
     panels.showPools(plan, history.at(-1));
     panels.showSanitizer(plan, history.at(-1));
     panels.showRequests((await json("requests", { signal })).requests);
   } catch (error) {
-    if (error instanceof KeyNeeded) askForKey(error.message);
-    else status("unreachable", error.name === "TimeoutError" ? "it does not answer" : error.message);
+    failed(error);
   }
 }
 

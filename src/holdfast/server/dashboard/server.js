@@ -2,7 +2,9 @@
 
 const KEY = "holdfast-key";
 
-export class KeyNeeded extends Error {}
+/** It could not be reached, or said no; the message is for the reader. */
+export class NotHad extends Error {}
+export class KeyNeeded extends NotHad {}
 
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
@@ -10,24 +12,23 @@ export const key = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** Throws KeyNeeded, or an Error that says what the server said. */
+/** Throws NotHad, or an AbortError if the signal says so. */
 export async function ask(path, { body, signal } = {}) {
   const headers = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
   const asked = body ? { method: "POST", body: JSON.stringify(body) } : {};
   if (body) headers["content-type"] = "application/json";
-  const response = await fetch(path, { ...asked, headers, signal, cache: "no-store" });
+  const response = await reach(() => fetch(path, { ...asked, headers, signal, cache: "no-store" }));
   if (response.status === 401) throw new KeyNeeded(await reason(response));
-  if (!response.ok) throw new Error(await reason(response));
+  if (!response.ok) throw new NotHad(await reason(response));
   return response;
 }
 
-export const json = async (path, options) => (await ask(path, options)).json();
-export const text = async (path, options) => (await ask(path, options)).text();
+export const json = (path, options) => reach(async () => (await ask(path, options)).json());
+export const text = (path, options) => reach(async () => (await ask(path, options)).text());
 
 /** The answer even if it is an error: /health says with a 503 what is wrong. */
-export async function health(signal) {
-  const response = await fetch("health", { signal, cache: "no-store" });
-  return response.json();
+export function health(signal) {
+  return reach(async () => (await fetch("health", { signal, cache: "no-store" })).json());
 }
 
 /** The values of a stream of events, as they come. */
@@ -44,6 +45,17 @@ export async function* events(response) {
       if (data === "[DONE]") return;
       yield JSON.parse(data);
     }
+  }
+}
+
+/** A browser has a name for it if the server is gone or slow; the reader gets a sentence. */
+async function reach(work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error.name === "TimeoutError") throw new NotHad("no answer from the server");
+    if (error.name === "TypeError") throw new NotHad("the server cannot be reached");
+    throw error;
   }
 }
 
