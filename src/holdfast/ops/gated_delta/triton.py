@@ -30,15 +30,17 @@ class Tiles:
 
 @dataclass(frozen=True)
 class FoldTiles:
-    """How folds are cut: few lanes fold in a step, so a program looks after several."""
+    """How folds are cut: value channels of a program, its warps; programs for every lane that may be expected to."""
 
     values: int
-    lanes: int
     warps: int
+    share: int = 1
 
 
-FOLD = FoldTiles(values=32, lanes=8, warps=2)
+FOLD = FoldTiles(values=32, warps=2)
 DEFAULT_TILES = Tiles(values=32, warps=1)
+DECODE_TILES = {4: Tiles(32, 1), 2: Tiles(64, 2), 1: Tiles(64, 1)}
+"""By the bytes of a number in a checkpoint."""
 FEW_LANES = 32
 """Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
 FEW_TILES = Tiles(values=16, warps=1)
@@ -111,8 +113,17 @@ def windows(
     strides = (log_g.stride(0), beta.stride(0), scale)
     absorbed = _absorbed(qk, v, out, pool)
     if step.longest_window <= 1:
+        early = _fold_lines(pool, step, shape)
         kernels.front_one[(heads, lanes)](
-            *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, num_warps=1
+            *prepared,
+            scratch.old,
+            scratch.mix,
+            *cursors,
+            step.end_base,
+            *strides,
+            **shape,
+            **early,
+            num_warps=1,
         )
         _main_one(qk, v, pool, step, out, scratch, tiles, shape)
         return out
@@ -140,6 +151,7 @@ def decode(
     out: Tensor,
     *,
     eps: float,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Windows of one token, from projections to what the rule gives: [tokens, HV, V], as `Ops.delta_net`."""
     value_heads, key_dim, value_dim = pool.saved.shape[1:]
@@ -157,15 +169,39 @@ def decode(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
+    early = _fold_lines(pool, step, shape)
     kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
         qkv, inputs.a, inputs.b, weights.conv, weights.a_log, weights.dt_bias, conv.saved, conv.ring,
         pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
         step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
-        key_dim**-0.5, eps, **shape, W=weights.conv.shape[1], RING=conv.ring.shape[1], num_warps=1,
+        key_dim**-0.5, eps, **shape, **early, W=weights.conv.shape[1], RING=conv.ring.shape[1], num_warps=1,
     )  # fmt: skip
-    _main_one(qk, v, pool, step, out, scratch, DEFAULT_TILES, shape)
+    _main_one(qk, v, pool, step, out, scratch, tiles or DECODE_TILES[pool.saved.element_size()], shape)
     return out
+
+
+def _early(device: torch.device) -> dict[str, Any]:
+    """A launch after which another begins before it has ended; the other waits where it must."""
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+
+
+def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> dict[str, Any]:
+    """With many lanes, those that fold have a launch of their own: it would cost the others registers. The first of
+    three that overlap, or of two: how the next is launched."""
+    early = _early(pool.saved.device)
+    if step.num_windows <= FEW_LANES:
+        return early | {"launch_pdl": False} if early["EARLY"] else early
+    lanes, (value_heads, _, value_dim) = step.num_windows, pool.saved.shape[1:]
+    programs = FOLD.share * triton.cdiv(lanes, step.grid)
+    kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
+        pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
+        step.rows, step.base, step.end_base, step.read_slot, step.write_slot, lanes,
+        **shape, V=value_dim, BV=FOLD.values, J=step.grid, LP=triton.next_power_of_2(lanes),
+        EARLY=early["EARLY"], num_warps=FOLD.warps,
+    )  # fmt: skip
+    return early
 
 
 def _main_one(
@@ -179,23 +215,22 @@ def _main_one(
     shape: dict[str, Any],
 ) -> None:
     lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
-    shape = shape | {"V": value_dim, "J": step.grid}
-    cursors = (step.rows, step.counts, step.offsets, step.position)
-    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
-    arguments = (*_absorbed(qk, v, out, pool), scratch.old, scratch.mix, *cursors, *slots, lanes, v.stride(0))
-    if lanes <= FEW_LANES:
-        blocks = (triton.cdiv(value_dim, FEW_TILES.values), value_heads, lanes)
-        kernels.main_one[blocks](
-            *arguments, **shape, BV=FEW_TILES.values, LANES=-1, num_warps=FEW_TILES.warps
-        )
-        return
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
-    with beside(v.device):
-        folds = (triton.cdiv(value_dim, FOLD.values), value_heads, triton.cdiv(lanes, FOLD.lanes))
-        kernels.main_one[folds](*arguments, **shape, BV=FOLD.values, LANES=FOLD.lanes, num_warps=FOLD.warps)
-    kernels.main_one[blocks](*arguments, **shape, BV=tiles.values, LANES=0, num_warps=tiles.warps)
-    join(v.device)
+    few = lanes <= FEW_LANES
+    tiles = FEW_TILES if few else tiles
+    kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
+        *_absorbed(qk, v, out, pool), scratch.old, scratch.mix,
+        step.rows, step.counts, step.offsets, step.position,
+        step.base, step.end_base, step.read_slot, step.write_slot, v.stride(0),
+        **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), J=step.grid,
+        FOLDS=few, **_early(v.device),
+        num_warps=tiles.warps,
+    )  # fmt: skip
 
 
 def _absorbed(qk: Tensor, v: Tensor, out: Tensor, pool: TemporalState) -> tuple[Tensor, ...]:
-    return (qk, v, out, pool.saved, pool.journal["k"], pool.journal["u"], pool.journal["log_g"])
+    journal = pool.journal
+    return (qk, v, out, pool.saved, scales_of(pool), journal["k"], journal["u"], journal["log_g"])
+
+
+def scales_of(pool: TemporalState) -> Tensor:
+    return pool.saved if pool.scale is None else pool.scale
