@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..causal_conv.kernels import kept_input
-from . import checkpoints
+from . import checkpoint_kernels as checkpoints
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import checkpoints
+from . import checkpoint_kernels as checkpoints
 from .kernels import _folded
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,12 +39,12 @@ class FoldTiles:
 
 
 FOLD = FoldTiles(values=32, warps=2)
-DEFAULT_TILES = Tiles(values=32, warps=1)
-DECODE_TILES = {4: Tiles(32, 1), 2: Tiles(64, 2), 1: Tiles(64, 1)}
-"""By the bytes of a number in a checkpoint."""
+WINDOW_TILES = Tiles(values=32, warps=1)
+DECODE_TILES = {4: Tiles(32, 1, keys=32), 2: Tiles(64, 2, keys=32), 1: Tiles(64, 2, keys=32)}
+"""Of single tokens, by the bytes of a number in a checkpoint."""
 FEW_LANES = 32
 """Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
-FEW_TILES = Tiles(values=16, warps=1)
+FEW_TILES = Tiles(values=16, warps=1, keys=32)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def windows(
     *,
     scale: float,
     scratch: Scratch | None = None,
-    tiles: Tiles = DEFAULT_TILES,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Absorb the step's windows, chains only; as `ops.journal.advance` does for GatedDelta.
 
@@ -106,7 +107,6 @@ def windows(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     slots = (step.base, step.end_base, step.read_slot, step.write_slot)
     cursors = (step.rows, step.counts, step.offsets, step.position)
     prepared = (qk, log_g, beta, pool.journal["k"], pool.journal["log_g"])
@@ -115,18 +115,11 @@ def windows(
     if step.longest_window <= 1:
         early = _fold_lines(pool, step, shape)
         kernels.front_one[(heads, lanes)](
-            *prepared,
-            scratch.old,
-            scratch.mix,
-            *cursors,
-            step.end_base,
-            *strides,
-            **shape,
-            **early,
-            num_warps=1,
-        )
+            *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early, num_warps=1
+        )  # fmt: skip
         _main_one(qk, v, pool, step, out, scratch, tiles, shape)
         return out
+    tiles = tiles or WINDOW_TILES
     shape |= {"TP": padded(step.longest_window), "J": grid}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
@@ -135,6 +128,7 @@ def windows(
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
     launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     with beside(v.device):
         kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
     kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
@@ -177,31 +171,37 @@ def decode(
         step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
         key_dim**-0.5, eps, **shape, **early, W=weights.conv.shape[1], RING=conv.ring.shape[1], num_warps=1,
     )  # fmt: skip
-    _main_one(qk, v, pool, step, out, scratch, tiles or DECODE_TILES[pool.saved.element_size()], shape)
+    _main_one(qk, v, pool, step, out, scratch, tiles, shape)
     return out
 
 
+@cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether a launch can begin before the one before it has ended; it then waits where it must."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _early(device: torch.device) -> dict[str, Any]:
-    """A launch after which another begins before it has ended; the other waits where it must."""
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if _overlaps(device) else {"EARLY": False}
 
 
 def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> dict[str, Any]:
-    """With many lanes, those that fold have a launch of their own: it would cost the others registers. The first of
-    three that overlap, or of two: how the next is launched."""
-    early = _early(pool.saved.device)
+    """With many lanes, those that fold have a launch of their own, or else it would cost the others registers.
+
+    -> how `front` is launched: then as the second of three that overlap, else as the first of two
+    """
+    overlaps = _overlaps(pool.saved.device)
     if step.num_windows <= FEW_LANES:
-        return early | {"launch_pdl": False} if early["EARLY"] else early
+        return {"EARLY": overlaps}
     lanes, (value_heads, _, value_dim) = step.num_windows, pool.saved.shape[1:]
     programs = FOLD.share * triton.cdiv(lanes, step.grid)
     kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
         pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
         step.rows, step.base, step.end_base, step.read_slot, step.write_slot, lanes,
         **shape, V=value_dim, BV=FOLD.values, J=step.grid, LP=triton.next_power_of_2(lanes),
-        EARLY=early["EARLY"], num_warps=FOLD.warps,
+        EARLY=overlaps, num_warps=FOLD.warps,
     )  # fmt: skip
-    return early
+    return _early(pool.saved.device)
 
 
 def _main_one(
@@ -211,12 +211,12 @@ def _main_one(
     step: StateStep,
     out: Tensor,
     scratch: Scratch,
-    tiles: Tiles,
+    tiles: Tiles | None,
     shape: dict[str, Any],
 ) -> None:
     lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
     few = lanes <= FEW_LANES
-    tiles = FEW_TILES if few else tiles
+    tiles = tiles or (FEW_TILES if few else DECODE_TILES[pool.saved.element_size()])
     kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
         *_absorbed(qk, v, out, pool), scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position,

@@ -38,11 +38,19 @@ def greatest(x):
 
 
 @triton.jit
+def _to_eight_bits(x):
+    """As a bfloat16 has it, to nearest; by hand, since Triton's interpreter would cut."""
+    bits = x.to(tl.int32, bitcast=True)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+    return tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def scale_for(x, kind: tl.constexpr):
     """Of a state x [K, BV] that is to be stored, or of the greatest in each of its parts."""
     if kind.primitive_bitwidth == 8:
         LARGEST: tl.constexpr = 127.0 if kind == tl.int8 else 448.0
-        return (greatest(x) / LARGEST).to(tl.bfloat16).to(tl.float32)
+        return _to_eight_bits(greatest(x) / LARGEST)
     else:
         return tl.full((x.shape[1],), 1.0, tl.float32)
 
