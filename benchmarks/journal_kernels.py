@@ -1,6 +1,6 @@
 """Journal kernels beside the ways that other engines keep recurrent state, on one GPU.
 
-    python benchmarks/journal_kernels.py [decode] [few] [narrow] [verify] [--sweep] [--json FILE]
+    python benchmarks/journal_kernels.py [decode] [few] [narrow] [verify] [--states int8] [--sweep] [--json FILE]
 
 One gated delta layer of 16 key heads and 32 value heads of 128 x 128. Medians under graph replay; inputs and
 states rotate through more memory than the L2 holds; every timed configuration is first checked against float64;
@@ -485,6 +485,7 @@ def main() -> None:
     )
     parts = list(dict.fromkeys(case.part for case in CASES))
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all if none is named")
+    parser.add_argument("--states", help="of these dtypes only, such as float32,int8")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--sweep", action="store_true", help="try other tiles")
     args = parser.parse_args()
@@ -498,7 +499,8 @@ def main() -> None:
     )
     rows, wrong = [], []
     for case in CASES:
-        if args.parts and case.part not in args.parts:
+        named = not args.states or _name(case.dtype) in args.states.split(",")
+        if not named or (args.parts and case.part not in args.parts):
             continue
         row = measure(case, all_tiles=args.sweep)
         rows.append(row)
