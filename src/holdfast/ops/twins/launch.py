@@ -145,11 +145,11 @@ def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
         return
-    rows = len(next(iter(pool.journal.values())))
+    rows, device = len(next(iter(pool.journal.values()))), pool.saved.device
     ghost = TemporalState(
-        saved=pool.saved.new_empty(len(pool.saved), 0),
-        journal={"none": pool.saved.new_empty(rows, pool.capacity, 0)},
+        saved=torch.empty(len(pool.saved), 0, device=device),
+        journal={"none": torch.empty(rows, pool.capacity, 0, device=device)},
         watch=pool.watch,
     )
-    none = pool.saved.new_empty(tokens, 0)
+    none = torch.empty(tokens, 0, device=device)
     journal.advance(_Nothing(), {"none": none}, ghost, step, none, exact=False)
