@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,9 +36,11 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     table = torch.full((len(texts) + 1, width), 7)  # what is left of others behind the last token
     for row, text in enumerate(texts, 1):
         table[row, : len(text)] = torch.tensor(text)
+    here: Any = SimpleNamespace(
+        rows=torch.arange(1, len(texts) + 1), position=torch.tensor([len(text) - 1 for text in texts])
+    )
     step = VerifiedStep(
-        rows=torch.arange(1, len(texts) + 1),
-        position=torch.tensor([len(text) - 1 for text in texts]),
+        here=here,
         tokens=table,
         longest=max(len(text) for text in texts),
         depth=drafter.depth,
