@@ -1,7 +1,7 @@
-"""Drafters under recorded graphs: the answers of no speculation, and the drafts that the reference makes step by step.
+"""Drafters under recorded graphs: the answers of no speculation, and the drafts that the reference makes.
 
-Answers would be right whatever was drafted, so the drafts are compared as well. They would tell of a replay that reads
-what an earlier step left behind: depths change every step, rows join and leave, and one of them draws.
+Answers would be right whatever was drafted, so the drafts are compared as well. They would tell of a replay that
+reads what an earlier step left behind: depths change every step, rows join and leave, and one of them draws.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from holdfast.executor.runner import Runner
 
 __all__ = ["fake_graphs"]
 
-GIVEN = prompts(21, 4, 34, seed=3)
-LENGTHS = (14, 9, 6)
-DEPTHS = (0, 1, 3)
-OPTIONS: dict[str, Any] = dict(max_num_seqs=2, max_model_len=56, page_size=16, max_num_batched_tokens=24)
+GIVEN = prompts(13, 3, 20, seed=3)
+LENGTHS = (12, 7, 5)
+DEPTHS = (0, 1, 2)
+OPTIONS: dict[str, Any] = dict(max_num_seqs=2, max_model_len=40, page_size=16, max_num_batched_tokens=24)
 CONVOLUTION = lfm2("ca")
 
 Seen = list[tuple[list[int], list[int]]]
@@ -82,7 +82,7 @@ def test_recorded_drafts_are_those_of_the_reference(
     assert _answers(llm) == plain
     assert seen == wanted and sum(len(drafts) for _, drafts in seen) > 20
     replayed = {key[:1] + key[2:3] for key, graph in kinds.items() if graph.replays > before[key]}
-    assert replayed >= {("pass",), ("draft", 1), ("draft", 3)}
+    assert replayed >= {("pass",), ("draft", 1), ("draft", 2)}
 
 
 def _answers(llm: LLM) -> list[tuple[int, ...]]:

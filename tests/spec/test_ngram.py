@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.random_model import random_model
 
 from holdfast import LLM, SamplingParams
+from holdfast.ops.backend import REFERENCE
 from holdfast.spec.drafter import VerifiedStep
 from holdfast.spec.ngram import NGram
 
@@ -61,13 +62,13 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     more=st.integers(0, 3),
 )
 def test_as_a_plain_search(texts: list[list[int]], depth: int, shortest: int, more: int) -> None:
-    drafter = NGram(depth, longest=shortest + more, shortest=shortest)
+    drafter = NGram(depth, REFERENCE, longest=shortest + more, shortest=shortest)
     wanted = [looked_up(text, depth, shortest + more, shortest) for text in texts]
     assert proposed(texts, drafter, width=50) == wanted
 
 
 def test_a_repetition_goes_on() -> None:
-    drafter = NGram(7, longest=4, shortest=2)
+    drafter = NGram(7, REFERENCE, longest=4, shortest=2)
     assert proposed([[5, 1, 2, 3, 1, 2, 3, 1, 2]], drafter, 30) == [[3, 1, 2, 3, 1, 2, 3]]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..memory.kv_pool import KVPool
@@ -70,7 +69,6 @@ class Speculation:
         draft = self.drafter.propose(step)
         if self.trees is not None:
             draft = self.trees.plant(rows, draft)
-        places = here.position[:, None] + 1 + torch.arange(draft.tokens.shape[1], device=rows.device)
-        table[rows[:, None], places] = draft.tokens
-        self._tables.drafts[rows] = draft.count
+        written = (table, self._tables.drafts, rows, here.position)
+        self._ops.write_drafts(*written, draft.tokens, draft.count)
         return Drafted(step, draft)

@@ -32,7 +32,7 @@ class MTPHead(nn.Module):
         return self.norm.of_stream(stream)[1]
 
     def keep(self, embedding: Tensor, previous: Tensor, batch: Batch) -> None:
-        """Of tokens after which nothing is to be guessed: keys and values are all that is needed of the last block."""
+        """Of tokens after which nothing is to be guessed: of the last block, only keys and values are needed."""
         stream = self._enter(embedding, previous)
         blocks: list[Any] = list(self.blocks)
         for block in blocks[:-1]:

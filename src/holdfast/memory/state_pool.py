@@ -117,7 +117,7 @@ class StatePool:
         row, position = rows, stood.position
         if tokens > 1:
             place = torch.arange(tokens, device=rows.device)
-            row, position = rows[:, None].expand(-1, tokens).flatten(), (position[:, None] + place).flatten()
+            row, position = rows[:, None].repeat(1, tokens).flatten(), (position[:, None] + place).flatten()
         return StateStep(
             rows=rows,
             counts=counts,
