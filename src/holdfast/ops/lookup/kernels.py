@@ -27,7 +27,7 @@ def look_up(
             wanted = tl.load(text + at - back, mask=at >= back, other=-1)
             matching = matching & (tl.load(text + place - back, mask=matching, other=-2) == wanted)
             length += matching.to(tl.int64)
-        best = tl.maximum(best, (length << 32) | place)
+        best = tl.maximum(best, tl.where(length > 0, (length << 32) | place, 0))
     found = tl.max(best, 0)
     end = found & 0xFFFFFFFF
     number = tl.arange(0, PLACES)
