@@ -87,7 +87,7 @@ def _drafting_commits(patch: pytest.MonkeyPatch) -> None:
             drafted = propose(speculation, *given)
             if drafted is not None:
                 state = drafted.step.state
-                ahead = state.look_ahead(rows=drafted.step.rows, by=0)
+                ahead = state.look_ahead(rows=drafted.step.rows)
                 state.commit(step=ahead, accepted=ahead.counts)
             return drafted
 

@@ -139,6 +139,22 @@ def write_dflash(target: Target, directory: Path, *, seed: int = 0, **changes: A
     return write(directory, config | changes, weights)
 
 
+def write_mtp(source: Path, directory: Path) -> Path:
+    """The hybrid of `source` with a head, drawn like the layers of the model."""
+    weights, noise = load_file(source / "model.safetensors"), Noise()
+    attention = next(name.split(".self_attn")[0] for name in weights if ".self_attn" in name)
+    hidden = weights["model.norm.weight"].shape[0]
+    head = {
+        name.replace(attention, "mtp.layers.0"): weight + noise(*weight.shape, scale=0.02)
+        for name, weight in weights.items()
+        if name.startswith(attention + ".")
+    }
+    head["mtp.fc.weight"] = torch.cat((noise(hidden, hidden, scale=0.05), torch.eye(hidden)), 1)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        head[f"mtp.{norm}.weight"] = noise(hidden, scale=0.1)
+    return write(directory, json.loads((source / "config.json").read_text()), weights | head)
+
+
 class Plain:
     """The formats once more, over a whole text at once, with nothing kept."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.random_model import random_model
 
 from holdfast import LLM, SamplingParams
+from holdfast.ops.backend import REFERENCE
 from holdfast.spec.drafter import VerifiedStep
 from holdfast.spec.ngram import NGram
 
@@ -35,9 +37,11 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     table = torch.full((len(texts) + 1, width), 7)  # what is left of others behind the last token
     for row, text in enumerate(texts, 1):
         table[row, : len(text)] = torch.tensor(text)
+    here: Any = SimpleNamespace(
+        rows=torch.arange(1, len(texts) + 1), position=torch.tensor([len(text) - 1 for text in texts])
+    )
     step = VerifiedStep(
-        rows=torch.arange(1, len(texts) + 1),
-        position=torch.tensor([len(text) - 1 for text in texts]),
+        here=here,
         tokens=table,
         longest=max(len(text) for text in texts),
         depth=drafter.depth,
@@ -58,13 +62,13 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     more=st.integers(0, 3),
 )
 def test_as_a_plain_search(texts: list[list[int]], depth: int, shortest: int, more: int) -> None:
-    drafter = NGram(depth, longest=shortest + more, shortest=shortest)
+    drafter = NGram(depth, REFERENCE, longest=shortest + more, shortest=shortest)
     wanted = [looked_up(text, depth, shortest + more, shortest) for text in texts]
     assert proposed(texts, drafter, width=50) == wanted
 
 
 def test_a_repetition_goes_on() -> None:
-    drafter = NGram(7, longest=4, shortest=2)
+    drafter = NGram(7, REFERENCE, longest=4, shortest=2)
     assert proposed([[5, 1, 2, 3, 1, 2, 3, 1, 2]], drafter, 30) == [[3, 1, 2, 3, 1, 2, 3]]
 
 

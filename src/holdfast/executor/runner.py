@@ -42,7 +42,6 @@ class Passed:
 @dataclass(frozen=True)
 class Ended:
     chosen: Chosen
-    drafted: Drafted | None
     report: Tensor
 
 
@@ -84,7 +83,7 @@ class Runner:
         with Progress(
             "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
         ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: s.lanes * s.window, reverse=True):
+            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
                 self._record(shape)
                 bar.advance()
 
@@ -92,10 +91,12 @@ class Runner:
         lanes, greedy = self.inputs.padding(shape), Needs()
         self.graphs.record(("pass", shape), lambda: self._pass(lanes))
         passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
-        for depth in sorted(self.depths, reverse=True):
-            self.graphs.record(
-                ("end", shape, depth, greedy), partial(self._end, passed, lanes, greedy, depth)
-            )
+        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+        if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
+            for depth in sorted({*self.depths} - {0}, reverse=True):
+                self.graphs.record(
+                    ("draft", shape.lanes, depth, greedy), partial(self._draft, lanes, greedy, depth)
+                )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -106,14 +107,20 @@ class Runner:
         passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
         ended = self.graphs.run(
-            ("end", lanes.shape, plan.propose, needs),
-            lambda: self._end(passed, lanes, needs, plan.propose, plan.step),
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step)
         )
-        inspection = self._inspect(lanes, ended.drafted, plan.step)
+        fetched = Fetch(ended.report)  # the host need not wait for drafts
+        drafted = None
+        if plan.propose:
+            drafted = self.graphs.run(
+                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, needs),
+                lambda: self._draft(lanes, needs, plan.propose),
+            )
+        inspection = self._inspect(lanes, drafted, plan.step)
         return InFlight(
             plan=plan,
             lanes=lanes,
-            report=Fetch(ended.report),
+            report=fetched,
             chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
@@ -130,17 +137,18 @@ class Runner:
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 
-    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, propose: int, number: int = 0) -> Ended:
-        """From logits to tokens; cursors move; what comes next is guessed."""
+    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+        """From logits to tokens; cursors move."""
         batch = passed.batch
         chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
         verified, chosen = self._verify(batch.step, lanes, chosen)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)
-        drafted = self.speculation.propose(
-            propose, committed, lanes, self.sampler, needs, self.state, self.kv
-        )
-        return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
+        return Ended(chosen, report(committed, verified, chosen.tokens))
+
+    def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
+        """What comes next is guessed."""
+        return self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
 
     def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
         """What was chosen for a lane then begins with what it gets."""

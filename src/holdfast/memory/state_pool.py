@@ -23,6 +23,9 @@ from ..ops.transfer import to_device
 from ..plan import Grant, RowStart
 from .spec import ConvSpec, StateSpec
 
+NEVER = 1 << 62
+"""A grid with no line that a row could reach: nothing folds."""
+
 
 @dataclass(frozen=True)
 class LayerState:
@@ -109,27 +112,31 @@ class StatePool:
             window_tokens=window_tokens,
         )
 
-    def look_ahead(self, *, rows: Tensor, by: int, tokens: int = 1, tree: Tree | None = None) -> StateStep:
-        """So many tokens for each row, from `by` positions beyond where it stands. They are uncertain: their entries
-        are appended, but nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites
-        them."""
-        at, count = self.cursors, len(rows)
-        base = at.base[rows]
+    def look_ahead(self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None) -> StateStep:
+        """So many tokens for each row, from where it stands. They are uncertain: their entries are appended, but
+        nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites them."""
+        lanes, counts = len(rows), torch.full_like(rows, tokens)
+        stood = self.ops.begin(self.cursors, rows, counts, num_windows=lanes, grid=NEVER)
+        row, position = rows, stood.position
+        if tokens > 1:
+            place = torch.arange(tokens, device=rows.device)
+            row, position = rows[:, None].repeat(1, tokens).flatten(), (position[:, None] + place).flatten()
         return StateStep(
             rows=rows,
-            counts=torch.full_like(rows, tokens),
-            offsets=torch.arange(count + 1, device=rows.device) * tokens,
-            position=base + at.length[rows] + by,
-            base=base,
-            read_slot=at.read_slot[rows],
-            end_base=base,
-            write_slot=at.own_slot[rows],
-            num_windows=count,
+            counts=counts,
+            offsets=torch.arange(0, (lanes + 1) * tokens, tokens, device=rows.device),
+            position=stood.position,
+            base=stood.base,
+            read_slot=stood.read_slot,
+            end_base=stood.base,
+            write_slot=stood.write_slot,
+            num_windows=lanes,
             longest_window=tokens,
-            window_tokens=count * tokens,
+            window_tokens=lanes * tokens,
             grid=self.grid,
-            ahead=by + tokens,
+            ahead=tokens,
             tree=tree,
+            token_places=(row, position),
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
