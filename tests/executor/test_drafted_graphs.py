@@ -80,7 +80,7 @@ def test_recorded_drafts_are_those_of_the_reference(
     kinds = dict(zip(llm._engine.runner.graphs._recorded, fake_graphs, strict=True))
     before = {key: graph.replays for key, graph in kinds.items()}
     assert _answers(llm) == plain
-    assert seen == wanted and sum(len(drafts) for _, drafts in seen) > 10
+    assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
     replayed = {key[:1] + key[2:3] for key, graph in kinds.items() if graph.replays > before[key]}
     assert replayed >= {("pass",), ("draft", 1), ("draft", 2)}
 
