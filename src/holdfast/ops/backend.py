@@ -361,7 +361,7 @@ class Ops:
         return sampling.adjust(logits, rows)
 
     def most_likely(self, logits: Tensor) -> Tensor:
-        return logits.argmax(-1)
+        return sampling.most_likely(logits)
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)

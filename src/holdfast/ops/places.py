@@ -95,8 +95,11 @@ class Context:
 
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
-        held = stored.index_select(0, self.pages) if self.consecutive is None else stored[self.consecutive]
-        return held.flatten(0, 1)[: self.length].transpose(0, 1)
+        if self.consecutive is None:
+            held, first = stored.index_select(0, self.pages), 0
+        else:
+            held, first = stored, self.consecutive.start * stored.shape[1]
+        return held.flatten(0, 1).narrow(0, first, self.length).transpose(0, 1)
 
 
 def _consecutive(ids: Tensor) -> slice | None:
