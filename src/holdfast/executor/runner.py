@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
+from ..grammar import Grammars
 from ..layers.batch import Batch
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
@@ -21,12 +22,13 @@ from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
 from ..spec.ensemble import Ensemble
+from .constraints import Constraints
 from .graphs import Graphs
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, report
 from .recomputation import Recomputation
-from .sampler import Chosen, Needs, Sampler
+from .sampler import Chosen, Masks, Needs, Sampler
 from .speculation import Drafted, Speculation
 from .tables import RowTables
 
@@ -58,6 +60,7 @@ class Runner:
         sanitizer: str = "off",
         shapes: Sequence[Shape] = (),
         depths: Sequence[int] = (0,),
+        grammars: Grammars | None = None,
     ) -> None:
         self.ensemble, self.model = ensemble, ensemble.model
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
@@ -66,6 +69,7 @@ class Runner:
         self.shapes, self.depths, self.graphs = shapes, depths, Graphs()
         self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
+        self.constraints = Constraints(grammars, device)
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
@@ -106,8 +110,9 @@ class Runner:
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
+        masks = self.constraints.masks(lanes) if needs.constrained else None
         ended = self.graphs.run(
-            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step)
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
         fetched = Fetch(ended.report)  # the host need not wait for drafts
         drafted = None
@@ -117,7 +122,7 @@ class Runner:
                 lambda: self._draft(lanes, needs, plan.propose),
             )
         inspection = self._inspect(lanes, drafted, plan.step)
-        return InFlight(
+        step = InFlight(
             plan=plan,
             lanes=lanes,
             report=fetched,
@@ -128,7 +133,11 @@ class Runner:
             returned=time.perf_counter(),
             laps=self._laps,
             inspection=inspection,
+            drafts=drafted.fetch() if needs.constrained and drafted else None,
         )
+        if needs.constrained:
+            self.constraints.launched(step)
+        return step
 
     def _pass(self, lanes: Lanes) -> Passed:
         """All tokens through the model."""
@@ -137,10 +146,12 @@ class Runner:
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 
-    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+    def _end(
+        self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
+    ) -> Ended:
         """From logits to tokens; cursors move."""
         batch = passed.batch
-        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
+        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, chosen)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, chosen, verified, committed, number)
@@ -159,6 +170,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
+        self.constraints.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)

@@ -360,6 +360,9 @@ class Ops:
     def adjust(self, logits: Tensor, rows: sampling.Adjustments) -> Tensor:
         return sampling.adjust(logits, rows)
 
+    def permit(self, logits: Tensor, places: Tensor, permitted: Tensor) -> Tensor:
+        return sampling.permit(logits, places, permitted)
+
     def most_likely(self, logits: Tensor) -> Tensor:
         return sampling.most_likely(logits)
 

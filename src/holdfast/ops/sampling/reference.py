@@ -6,12 +6,13 @@ From a row's logits to its token, in this order:
     2  repetition_penalty, over the prompt and the answer so far    |  adjust(): greedy rows too
     3  frequency_penalty and presence_penalty, over the answer      |
     4  before min_tokens, tokens that would end the answer: -inf   /
+    5  tokens that the form of the answer does not permit: -inf       permit(): greedy rows too
        temperature 0: the largest logit is chosen, and the rest of this does not happen
-    5  division by temperature                                     \\
-    6  top_k      the k largest                                     |
-    7  top_p      of those, the smallest set that has mass p        |  sample()
-    8  min_p      of those, at least min_p times the largest        |
-    9  a draw from what is left                                    /
+    6  division by temperature                                     \\
+    7  top_k      the k largest                                     |
+    8  top_p      of those, the smallest set that has mass p        |  sample()
+    9  min_p      of those, at least min_p times the largest        |
+    10 a draw from what is left                                    /
 
 Log-probabilities are the model's own: of the logits before step 1.
 
@@ -103,6 +104,16 @@ def _count(tokens: Tensor, counted: Tensor, vocab: int) -> Tensor:
     """How often each token is among those counted. In integers: their sum does not depend on an order."""
     counts = torch.zeros(len(tokens), vocab, dtype=torch.int32, device=tokens.device)
     return counts.scatter_add(-1, tokens, counted.int())
+
+
+def permit(logits: Tensor, places: Tensor, permitted: Tensor) -> Tensor:
+    """[S, vocab], in which at `places` [P] all tokens are -inf but those whose bit is set.
+
+    permitted  [P, bytes], the lowest bit of a byte first, for the whole vocabulary at least
+    """
+    bit = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = ((permitted[:, :, None] >> bit) & 1).flatten(1)[:, : logits.shape[-1]].bool()
+    return logits.index_copy(0, places, logits[places].masked_fill(~allowed, -torch.inf))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
