@@ -139,6 +139,39 @@ def write_dflash(target: Target, directory: Path, *, seed: int = 0, **changes: A
     return write(directory, config | changes, weights)
 
 
+def write_eagle_multi(target: Target, directory: Path, *, heads: int = 3) -> Path:
+    """The first in EAGLE-3's format, so that more than one kind is in the chain."""
+    directory.mkdir(exist_ok=True)
+    write_eagle3(target, directory / "0")
+    for number in range(1, heads):
+        write_eagle1(target, directory / str(number), seed=number)
+    return directory
+
+
+def write_mtp(model: Path, directory: Path) -> Path:
+    """The model once more, with a head that is drawn like its layers and leans on what it says."""
+    weights = load_file(model / "model.safetensors")
+    attention = next(name.split(".self_attn")[0] for name in weights if ".self_attn" in name)
+    noise, hidden = Noise(), weights["model.norm.weight"].shape[0]
+    head = {
+        name.replace(attention, "mtp.layers.0"): weight + noise(*weight.shape, scale=0.02)
+        for name, weight in weights.items()
+        if name.startswith(attention + ".")
+    }
+    head["mtp.fc.weight"] = torch.cat((noise(hidden, hidden, scale=0.05), torch.eye(hidden)), 1)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        head[f"mtp.{norm}.weight"] = noise(hidden, scale=0.1)
+    return write(directory, json.loads((model / "config.json").read_text()), weights | head)
+
+
+WRITERS: dict[str, Callable[[Target, Path], Path]] = {
+    "eagle": write_eagle3,
+    "eagle_multi": write_eagle_multi,
+    "dflash": write_dflash,
+}
+"""By method."""
+
+
 class Plain:
     """The formats once more, over a whole text at once, with nothing kept."""
 

@@ -17,7 +17,7 @@ from tests.spec.formats import (
     PlainEagleMulti,
     Target,
     write_eagle1,
-    write_eagle3,
+    write_eagle_multi,
 )
 from tests.spec.spied import assert_drafts, spied
 
@@ -29,14 +29,6 @@ TIGHT: dict[str, Any] = dict(num_pages=16, max_num_batched_tokens=9)
 GREEDY = SamplingParams(max_tokens=32, ignore_eos=True, logprobs=1)
 GIVEN = [[token % 200 for token in prompt] for prompt in prompts(41, 9, 24, 17)]
 DEPTH = 3
-
-
-def write_heads(target: Target, directory: Path) -> Path:
-    """The first in EAGLE-3's format, so that more than one kind is in the chain."""
-    write_eagle3(target, directory / "0")
-    for number in range(1, DEPTH):
-        write_eagle1(target, directory / str(number), seed=number)
-    return directory
 
 
 def asked(model: Path, depth: int = DEPTH) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def test_the_same_bits(find: Find, tmp_path: Path, family: str, way: str) -> Non
     directory = find(family)[0]
     params = [GREEDY, *(replace(GREEDY, temperature=t, seed=7) for t in (1.0, 9.0, 80.0))]
     wanted = LLM(directory, **EXACT).generate(GIVEN, params)
-    heads = write_heads(Target.of(directory), tmp_path)
+    heads = write_eagle_multi(Target.of(directory), tmp_path)
     llm = LLM(directory, **EXACT, **WAYS[way], speculative_config=asked(heads))
     assert bits(llm.generate(GIVEN, params)) == bits(wanted)
     assert llm.speculation_stats().accepted > 5
@@ -60,7 +52,7 @@ def test_the_same_bits(find: Find, tmp_path: Path, family: str, way: str) -> Non
 
 def test_drafts_after_pre_emption_and_hits_are_those_of_plain_torch(find: Find, tmp_path: Path) -> None:
     directory = find("gated-delta")[0]
-    heads = write_heads(Target.of(directory), tmp_path)
+    heads = write_eagle_multi(Target.of(directory), tmp_path)
     llm = LLM(directory, **EXACT, **TIGHT, speculative_config=asked(heads))
     model = llm._engine.runner.model
     kinds: list[type[PlainEagle]] = [PlainEagle3, PlainEagle1, PlainEagle1]
@@ -79,7 +71,7 @@ def test_drafts_after_pre_emption_and_hits_are_those_of_plain_torch(find: Find, 
 
 def test_what_it_keeps(find: Find, tmp_path: Path) -> None:
     directory = find("convolution")[0]
-    heads = write_heads(Target.of(directory), tmp_path)
+    heads = write_eagle_multi(Target.of(directory), tmp_path)
     runner = LLM(directory, **EXACT, speculative_config=asked(heads, 2))._engine.runner
     kept = [name for name in (*runner.kv.layers, *runner.state.layers) if name.startswith("draft.")]
     assert kept == ["draft.eagle.0", "draft.eagle.1", "draft.previous.0", "draft.previous.1"]
@@ -87,7 +79,7 @@ def test_what_it_keeps(find: Find, tmp_path: Path) -> None:
 
 def test_a_head_for_every_draft(find: Find, tmp_path: Path) -> None:
     directory = find("convolution")[0]
-    heads = write_heads(Target.of(directory), tmp_path)
+    heads = write_eagle_multi(Target.of(directory), tmp_path)
     with pytest.raises(
         ConfigError, match=r"5 drafts need a head for each, in directories 0 to 4 of .* there is no 3"
     ):
