@@ -15,9 +15,12 @@ from tests.spec.formats import (
     PlainEagle1,
     PlainEagle3,
     PlainEagleMulti,
+    PlainRecurrentEagle1,
     Target,
     write_eagle1,
+    write_eagle3,
     write_eagle_multi,
+    write_recurrent_eagle1,
 )
 from tests.spec.spied import assert_drafts, spied
 
@@ -67,6 +70,48 @@ def test_drafts_after_pre_emption_and_hits_are_those_of_plain_torch(find: Find, 
     outputs = llm.generate(again, SamplingParams(max_tokens=5, ignore_eos=True))
     assert sum(o.cached_tokens for o in outputs) > 40
     assert_drafts(plain, seen)
+
+
+def write_recurrent(target: Target, directory: Path) -> Path:
+    """The head in the middle of a chain is recurrent."""
+    write_eagle_multi(target, directory)
+    write_recurrent_eagle1(target, directory / "1")
+    return directory
+
+
+@pytest.mark.parametrize("family", slow_but(["attention"], FAMILIES))
+def test_a_recurrent_head_has_state_of_its_own(find: Find, tmp_path: Path, family: str) -> None:
+    """Also where the model has none. It is resumed after pre-emption and hits, like that of any layer."""
+    directory = find(family)[0]
+    heads = write_recurrent(Target.of(directory), tmp_path)
+    params = [GREEDY, *(replace(GREEDY, temperature=t, seed=7) for t in (1.0, 9.0, 80.0))]
+    wanted = LLM(directory, **EXACT).generate(GIVEN, params)
+    tight = EXACT | TIGHT | dict(num_pages=17, sanitizer="full")
+    llm = LLM(directory, **tight, speculative_config=asked(heads))
+    runner = llm._engine.runner
+    assert runner.ensemble.state_specs()["draft.eagle.1"].temporal is not None
+    assert "draft.eagle.1" not in runner.kv.layers
+    _, seen = spied(llm)
+    outputs = llm.generate(GIVEN, params)
+    assert bits(outputs) == bits(wanted)
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    kinds: list[type[PlainEagle]] = [PlainEagle3, PlainRecurrentEagle1, PlainEagle1]
+    plain = PlainEagleMulti([kind(heads / str(n), runner.model) for n, kind in enumerate(kinds)])
+    greedy = [pair for pair in seen if pair[0][:9] == GIVEN[0][:9]]
+    assert_drafts(plain, greedy[::4])
+    again = [[*output.prompt_token_ids, *output.token_ids, 7] for output in outputs[-2:]]
+    seen.clear()
+    resumed = llm.generate(again, SamplingParams(max_tokens=5, ignore_eos=True))
+    assert sum(o.cached_tokens for o in resumed) > 40
+    assert_drafts(plain, seen)
+
+
+def test_a_recurrent_head_in_eagle_3_s_format_is_refused(find: Find, tmp_path: Path) -> None:
+    directory = find("convolution")[0]
+    write_eagle_multi(Target.of(directory), tmp_path)
+    write_eagle3(Target.of(directory), tmp_path / "0", layer_types=["linear_attention"])
+    with pytest.raises(ConfigError, match="is for heads in EAGLE's format"):
+        LLM(directory, **EXACT, speculative_config=asked(tmp_path))
 
 
 def test_what_it_keeps(find: Find, tmp_path: Path) -> None:
