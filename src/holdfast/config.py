@@ -21,7 +21,7 @@ SHORTEST = 2
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
-STATE_DTYPES = ("float32", "bfloat16")
+STATE_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 BACKENDS = ("reference", "reference_kv", "triton")
 BACKEND_GROUP = "holdfast.backends"
 """Entry points by which other packages bring a backend of their own."""

@@ -73,6 +73,7 @@ class DeltaNet(nn.Module):
                 dtype=build.state_dtype,
                 order=build.ops.temporal_orders["gated_delta"],
                 sharded="head",
+                scaled="key",
             ),
             entry={
                 "k": TensorSpec(

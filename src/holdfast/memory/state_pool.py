@@ -32,7 +32,10 @@ class LayerState:
     def saved(self) -> dict[str, Tensor]:
         """Every tensor indexed by slot, by name."""
         held = {f"conv.{name}": conv.saved for name, conv in self.conv.items()}
-        return held if self.temporal is None else {**held, "temporal": self.temporal.saved}
+        if self.temporal is None:
+            return held
+        scale = {} if self.temporal.scale is None else {"temporal.scale": self.temporal.scale}
+        return {**held, "temporal": self.temporal.saved, **scale}
 
     def capacities(self) -> dict[str, int]:
         """Places in a row's ring, of every state by name."""
@@ -191,8 +194,12 @@ def _allocate(spec: StateSpec, limits: Limits, device: torch.device) -> LayerSta
 
     temporal = None
     if spec.temporal is not None:
+        scale = spec.temporal.scale
         temporal = TemporalState(
             saved=torch.zeros(slots, *spec.temporal.shape, dtype=spec.temporal.dtype, device=device),
+            scale=None
+            if scale is None
+            else torch.zeros(slots, *scale.shape, dtype=scale.dtype, device=device),
             journal={
                 name: torch.zeros(rows, limits.journal_capacity, *e.shape, dtype=e.dtype, device=device)
                 for name, e in spec.entry.items()

@@ -83,6 +83,9 @@ class Ops:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
 
+    def embedding(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        return F.embedding(tokens, weight)
+
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(gate) * up, of a weight whose first half gives the gate and whose second half gives up."""
         gate, up = self.linear(x, weight, bias).chunk(2, -1)

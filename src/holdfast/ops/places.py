@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from .rounding import narrowed, widened
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,13 @@ class TemporalState:
 
     saved    [slots, ...]           checkpoints, axes in the order that the operation declared
     journal  {name: [rows, capacity, ...]}  what each token since the checkpoint added, by position % capacity
+    scale    [slots, ...]           of checkpoints in a scaled dtype: of size 1 along the axis that shares one
     """
 
     saved: Tensor
     journal: dict[str, Tensor]
     watch: Watch | None = None
+    scale: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -196,12 +201,21 @@ class TemporalState:
     def load(self, at: Checkpoints) -> Tensor:
         if self.watch:
             self.watch.read(at)
-        return at.read(self.saved)
+        if self.scale is None:
+            return at.read(self.saved)
+        numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
+        return widened(numbers.view(self.saved.dtype), at.read(self.scale))
 
     def store(self, at: Checkpoints, values: Tensor) -> None:
+        """values [N, ...] in float32, which are rounded here"""
         if self.watch:
             self.watch.wrote(at)
-        self.saved[at.slots] = values
+        if self.scale is None:
+            self.saved[at.slots] = values.to(self.saved.dtype)
+        else:
+            sizes = zip(self.scale.shape, self.saved.shape, strict=True)
+            shared = next(axis for axis, (scales, numbers) in enumerate(sizes) if scales != numbers)
+            self.saved[at.slots], self.scale[at.slots] = narrowed(values, self.saved.dtype, shared)
 
     def read(self, at: Cells) -> dict[str, Tensor]:
         if self.watch:
