@@ -275,9 +275,10 @@ class Sanitizer:
         for count in range(len(node)):
             text = self._chains.after(nodes.gather(1, at), done.chosen.gather(1, at))
             self._chains.replace(rows, known + count + 1, text[:, 0], accepted >= count)
-            found = nodes == text
-            wrong = wrong | ((accepted > count) & ~found.any(1))
-            at = found.long().argmax(1)[:, None]
+            if count + 1 < len(node):
+                found = nodes == text
+                wrong = wrong | ((accepted > count) & ~found.any(1))
+                at = found.long().argmax(1)[:, None]
         self._stand[rows] = known + accepted
         self._add("accept", [("-", "tokens")], _Places(rows, known + accepted, rows), None, wrong)
 
