@@ -151,10 +151,10 @@ class Runner:
     ) -> Ended:
         """From logits to tokens; cursors move."""
         batch = passed.batch
-        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
-        verified, chosen = self._verify(batch.step, lanes, chosen)
+        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, chosen, verified, committed, number)
+        self._settle(batch, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
@@ -204,7 +204,7 @@ class Runner:
         self,
         batch: Batch,
         lanes: Lanes,
-        chosen: Chosen,
+        sampled: Chosen,
         verified: Verified,
         committed: Committed,
         step: int,
@@ -219,9 +219,9 @@ class Runner:
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
-                positions=batch.positions,
+                places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
                 accepted=verified.accepted[chose],
                 granted={
                     lane: grant
@@ -238,6 +238,7 @@ class Runner:
         if self.sanitizer is None:
             return None
         if drafted is not None:
-            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+            ahead, draft = drafted.step, drafted.draft
+            self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))
