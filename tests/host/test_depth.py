@@ -117,6 +117,12 @@ def test_a_change_is_believed_at_once_and_of_all_places() -> None:
         survival.learn([(7, 0)] * 16)
     survival.learn([(1, 1)] * 16)
     assert min(survival.rates()) > 0.4
+    for _ in range(100):
+        survival.learn([(7, 7)])
+    while survival.rates()[0] > 0.6:
+        survival.learn([(7, 0)])
+    survival.learn([(7, 2)])
+    assert max(survival.rates()[2:]) < 0.75, "of places that were not reached since, nothing old comes back"
 
 
 def test_an_unknown_cost_is_that_of_less() -> None:
@@ -178,6 +184,17 @@ def test_all_candidates_are_compared() -> None:
     loop.seconds = lambda tokens: {1: 1.0, 2: 3.0, 4: 5.0, 8: 5.5}[tokens]  # type: ignore[method-assign]
     assert loop.run(60)[-20:] == [7] * 20
     assert loop.depth.why().startswith("7 drafts (best); tokens/s of 1 rows with so many drafts: 0: 1, 1: 1")
+
+
+def test_what_costs_less_to_find_out_comes_first() -> None:
+    """With one draft each a step takes 1.6 times as long. If seven took no longer they would be worth it: but three
+    take longer already, which bounds what seven take."""
+    loop = Loop(CostDepth(AdaptiveConfig(), 0, ragged=False), rows=100)
+    accepted = [0] * 61 + [1] * 24 + [2] * 9 + [3] * 4 + [4, 7]
+    loop.right = dict(zip(loop.right, accepted, strict=True))
+    loop.seconds = lambda tokens: {1: 1.0, 2: 1.6, 4: 2.8, 8: 5.2}[tokens // 100]  # type: ignore[method-assign]
+    made = loop.run(100)
+    assert 3 in made and 7 not in made and made[50:].count(0) > 45
 
 
 def test_what_cannot_be_the_best_is_never_tried() -> None:

@@ -18,7 +18,7 @@ MARGIN = 1.01
 """Another depth must promise so many times as much."""
 PROBING = 0.012
 """Of the time, so much is spent on drafts that are only to find out whether drafts have become worth their while."""
-LEAST_PATIENCE, MOST_PATIENCE = 8, 48
+LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 """Steps between two such probes."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
@@ -109,19 +109,18 @@ class CostDepth(Depth):
         return rates
 
     def _best(self) -> tuple[int, str]:
-        """Of those that are worth a try because they are not known, the fewest drafts: they bound what more cost."""
+        """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
+        more cost, and may show that they need not be tried."""
         rates = self._promises()
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
         if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
             best = now
-        known = {depth for depth in rates if self._costs.known(self._load.rows, depth)}
+        known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
             return best, "best"
-        least = MARGIN * max((rates[depth] for depth in known), default=0.0)
-        return min(
-            depth for depth in rates if depth not in known and rates[depth] >= min(least, rates[best])
-        ), "explore"
+        below = max((depth for depth in known if depth < best), default=-1)
+        return min(depth for depth in rates if depth > below), "explore"
 
     def _probe(self) -> int:
         """The fewest drafts there are, if it is time to try some, and accepted drafts would pay."""
