@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
+from ..grammar import Grammars
 from ..layers.batch import Batch
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
@@ -21,12 +22,13 @@ from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
 from ..spec.ensemble import Ensemble
+from .constraints import Constraints
 from .graphs import Graphs
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, report
 from .recomputation import Recomputation
-from .sampler import Chosen, Needs, Sampler
+from .sampler import Chosen, Masks, Needs, Sampler
 from .speculation import Drafted, Speculation
 from .tables import RowTables
 
@@ -42,7 +44,6 @@ class Passed:
 @dataclass(frozen=True)
 class Ended:
     chosen: Chosen
-    drafted: Drafted | None
     report: Tensor
 
 
@@ -59,6 +60,7 @@ class Runner:
         sanitizer: str = "off",
         shapes: Sequence[Shape] = (),
         depths: Sequence[int] = (0,),
+        grammars: Grammars | None = None,
     ) -> None:
         self.ensemble, self.model = ensemble, ensemble.model
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
@@ -67,6 +69,7 @@ class Runner:
         self.shapes, self.depths, self.graphs = shapes, depths, Graphs()
         self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
+        self.constraints = Constraints(grammars, device)
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
@@ -84,7 +87,7 @@ class Runner:
         with Progress(
             "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
         ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: s.lanes * s.window, reverse=True):
+            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
                 self._record(shape)
                 bar.advance()
 
@@ -92,10 +95,12 @@ class Runner:
         lanes, greedy = self.inputs.padding(shape), Needs()
         self.graphs.record(("pass", shape), lambda: self._pass(lanes))
         passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
-        for depth in sorted(self.depths, reverse=True):
-            self.graphs.record(
-                ("end", shape, depth, greedy), partial(self._end, passed, lanes, greedy, depth)
-            )
+        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+        if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
+            for depth in sorted({*self.depths} - {0}, reverse=True):
+                self.graphs.record(
+                    ("draft", shape.lanes, depth, greedy), partial(self._draft, lanes, greedy, depth)
+                )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -105,15 +110,22 @@ class Runner:
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
+        masks = self.constraints.masks(lanes) if needs.constrained else None
         ended = self.graphs.run(
-            ("end", lanes.shape, plan.propose, needs),
-            lambda: self._end(passed, lanes, needs, plan.propose, plan.step),
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
-        inspection = self._inspect(lanes, ended.drafted, plan.step)
-        return InFlight(
+        fetched = Fetch(ended.report)  # the host need not wait for drafts
+        drafted = None
+        if plan.propose:
+            drafted = self.graphs.run(
+                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, needs),
+                lambda: self._draft(lanes, needs, plan.propose),
+            )
+        inspection = self._inspect(lanes, drafted, plan.step)
+        step = InFlight(
             plan=plan,
             lanes=lanes,
-            report=Fetch(ended.report),
+            report=fetched,
             chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
@@ -121,7 +133,11 @@ class Runner:
             returned=time.perf_counter(),
             laps=self._laps,
             inspection=inspection,
+            drafts=drafted.fetch() if needs.constrained and drafted else None,
         )
+        if needs.constrained:
+            self.constraints.launched(step)
+        return step
 
     def _pass(self, lanes: Lanes) -> Passed:
         """All tokens through the model."""
@@ -130,17 +146,20 @@ class Runner:
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 
-    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, propose: int, number: int = 0) -> Ended:
-        """From logits to tokens; cursors move; what comes next is guessed."""
+    def _end(
+        self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
+    ) -> Ended:
+        """From logits to tokens; cursors move."""
         batch = passed.batch
-        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
-        verified, chosen = self._verify(batch.step, lanes, chosen)
+        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, chosen, verified, committed, number)
-        drafted = self.speculation.propose(
-            propose, committed, lanes, self.sampler, needs, self.state, self.kv
-        )
-        return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
+        self._settle(batch, lanes, sampled, verified, committed, number)
+        return Ended(chosen, report(committed, verified, chosen.tokens))
+
+    def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
+        """What comes next is guessed."""
+        return self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
 
     def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
         """What was chosen for a lane then begins with what it gets."""
@@ -151,6 +170,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
+        self.constraints.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
@@ -184,7 +204,7 @@ class Runner:
         self,
         batch: Batch,
         lanes: Lanes,
-        chosen: Chosen,
+        sampled: Chosen,
         verified: Verified,
         committed: Committed,
         step: int,
@@ -199,9 +219,9 @@ class Runner:
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
-                positions=batch.positions,
+                places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
                 accepted=verified.accepted[chose],
                 granted={
                     lane: grant
@@ -218,6 +238,7 @@ class Runner:
         if self.sanitizer is None:
             return None
         if drafted is not None:
-            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+            ahead, draft = drafted.step, drafted.draft
+            self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))
