@@ -1,6 +1,6 @@
 """Journal kernels of further mixers beside read-modify-write, on one GPU; and what they take for prompts.
 
-    python benchmarks/journal_mixers.py [--json FILE] [--quick]
+    python benchmarks/journal_mixers.py [decode] [prompts] [--mixers ssd,kda] [--batches 256,128] [--json FILE]
 
   ssd   Nemotron-H's layer: 128 heads of 64 channels x 128 states in 8 groups
   kda   Kimi-Linear's layer: 32 heads of 128 keys x 128 values
@@ -13,26 +13,32 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+import rewriting
 from holdfast.config import journal_capacity
 from holdfast.ops.kda import triton as kda
 from holdfast.ops.places import TemporalState
 from holdfast.ops.ssd import triton as ssd
 from holdfast.ops.step import StateStep
-from journal_kernels import ROTATE_BYTES, _read, _step, microseconds
+from journal_kernels import _step, copies_for, microseconds
 
 DEVICE = torch.device("cuda")
 CHECKED = 16
 """Lanes that are compared with float64."""
-TILES = [(16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (64, 4), (128, 4)]
+Tile = tuple[int, int]
+"""Channels of a program, and its warps."""
+TILES: list[Tile] = [(16, 1), (32, 1), (64, 2), (64, 4)]
+PROMPT_TILES: list[Tile] = [(32, 4), (32, 8), (64, 4), (64, 8)]
+GRID = 16
 
 Values = dict[str, Tensor]
 
@@ -223,8 +229,7 @@ class Decode:
 
 
 def decode(mixer: Mixer, batch: int, grid: int, dtype: torch.dtype) -> Decode:
-    size = batch * torch.Size(mixer.state).numel() * dtype.itemsize
-    copies = max(1, min(64, -(-ROTATE_BYTES // size)))
+    copies = copies_for(batch * torch.Size(mixer.state).numel() * dtype.itemsize)
     lanes, capacity = batch * copies, journal_capacity(grid, 1)
     drawn = mixer.inputs((lanes + 1) * capacity)
     journal = {
@@ -289,10 +294,10 @@ def fastest(p: Decode, *, journal: bool) -> tuple[float, tuple[int, int], float]
     timed = []
     for tile, warps in TILES:
         if tile <= p.mixer.width:
-            us = microseconds(p, way(p, tile, warps, journal=journal), budget=0.03)  # type: ignore[arg-type]
+            us = microseconds(p, way(p, tile, warps, journal=journal), budget=0.03)
             timed.append((us, tile, warps))
     _, tile, warps = min(timed)
-    us = microseconds(p, way(p, tile, warps, journal=journal))  # type: ignore[arg-type]
+    us = microseconds(p, way(p, tile, warps, journal=journal))
     return us, (tile, warps), error(p, tile, warps, journal=journal)
 
 
@@ -300,11 +305,11 @@ def read_us(p: Decode) -> float:
     size = torch.Size(p.mixer.state).numel()
 
     def run(_: object, step: StateStep) -> None:
-        _read[(size // 8192, len(step.rows))](
+        rewriting.read[(size // 8192, len(step.rows))](
             p.pool.saved, step.read_slot, p.out, SIZE=size, BLOCK=8192, num_warps=8
         )
 
-    return microseconds(p, run)  # type: ignore[arg-type]
+    return microseconds(p, run)
 
 
 # --- prompts -----------------------------------------------------------------------------------------------
@@ -345,58 +350,60 @@ def prompts(mixer: Mixer, runs: int, tokens: int, tile: int, warps: int) -> tupl
         mixer.advance(given, pool, fresh, out, tile, warps)
 
     problem = Decode(mixer, 1, given, pool, [step], out)
-    return microseconds(problem, run), worst  # type: ignore[arg-type]
+    return microseconds(problem, run), worst
+
+
+def measure_decode(mixer: Mixer, batch: int) -> dict[str, Any]:
+    p = decode(mixer, batch, GRID, torch.float32)
+    base, base_tile, base_error = fastest(p, journal=False)
+    own, tile, own_error = fastest(p, journal=True)
+    read = read_us(p)
+    print(
+        f"{mixer.name} decode batch {batch:3}: read-modify-write {base:7.1f} us {base_tile}, journal {own:7.1f} us "
+        f"{tile}, ratio {base / own:.2f}, reading alone {read:.1f} us, errors {base_error:.1e} {own_error:.1e}",
+        flush=True,
+    )
+    return {
+        "mixer": mixer.name, "batch": batch, "rewrite_us": base, "journal_us": own, "ratio": base / own,
+        "read_us": read, "error": max(base_error, own_error), "rewrite_tile": base_tile, "tile": tile,
+    }  # fmt: skip
+
+
+def measure_prompts(mixer: Mixer, runs: int, tokens: int, tiles: Sequence[Tile]) -> dict[str, Any]:
+    (us, off), tile = min((prompts(mixer, runs, tokens, *tile), tile) for tile in tiles)
+    print(f"{mixer.name} prompts {runs:2} x {tokens:4}: {us:8.1f} us {tile}, error {off:.1e}", flush=True)
+    return {"mixer": mixer.name, "runs": runs, "tokens": tokens, "us": us, "error": off, "tile": tile}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", help="of decode, prompts; both if none is named")
+    parser.add_argument("--mixers", default="ssd,kda")
+    parser.add_argument("--batches", default="256,128", help="of decode")
+    parser.add_argument("--tile", help="of prompts, this one only: channels,warps")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--quick", action="store_true", help="decode at batch 256 only")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no CUDA device here, and these kernels are measured on nothing else.")
         return
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__)
-    rows, wrong = [], []
-    for mixer in (_ssd(), _kda()):
-        for batch in (256,) if args.quick else (256, 128, 32, 8, 1):
-            p = decode(mixer, batch, 16, torch.float32)
-            base, base_tile, base_error = fastest(p, journal=False)
-            read = read_us(p)
-            for grid in (16,) if args.quick else (8, 16):
-                j = p if grid == 16 else decode(mixer, batch, grid, torch.float32)
-                own, tile, own_error = fastest(j, journal=True)
-                row = {
-                    "mixer": mixer.name, "batch": batch, "J": grid, "rewrite_us": base, "journal_us": own,
-                    "ratio": base / own, "read_us": read, "rewrite_error": base_error, "journal_error": own_error,
-                    "rewrite_tile": base_tile, "tile": tile,
-                }  # fmt: skip
-                rows.append(row)
-                print(
-                    f"{mixer.name} decode batch {batch:3} J={grid:2}: read-modify-write {base:7.1f} us "
-                    f"{base_tile}, journal {own:7.1f} us {tile}, ratio {base / own:.2f}, "
-                    f"reading alone {read:.1f} us, errors {base_error:.1e} {own_error:.1e}"
-                )
-                wrong += [row] if max(base_error, own_error) > 1e-5 else []
-                del j
-            del p
-            torch.cuda.empty_cache()
-        for runs, tokens in () if args.quick else ((16, 512), (1, 8192)):
-            best = min(
-                (prompts(mixer, runs, tokens, tile, warps), (tile, warps))
-                for tile, warps in ((32, 4), (32, 8), (64, 4), (64, 8))
-            )
-            (us, off), tile = best
-            rows.append(
-                {"mixer": mixer.name, "runs": runs, "tokens": tokens, "us": us, "error": off, "tile": tile}
-            )
-            print(f"{mixer.name} prompts {runs:2} x {tokens:4}: {us:8.1f} us {tile}, error {off:.1e}")
-            wrong += [rows[-1]] if off > 1e-4 else []
+    rows: list[dict[str, Any]] = []
+    parts = args.parts or ["decode", "prompts"]
+    for mixer in ({"ssd": _ssd, "kda": _kda}[name]() for name in args.mixers.split(",")):
+        if "decode" in parts:
+            for batch in map(int, args.batches.split(",")):
+                rows.append(measure_decode(mixer, batch))
+                torch.cuda.empty_cache()
+        if "prompts" in parts:
+            channels, warps = map(int, args.tile.split(",")) if args.tile else (0, 0)
+            tiles = [(channels, warps)] if args.tile else PROMPT_TILES
+            rows += [measure_prompts(mixer, runs, tokens, tiles) for runs, tokens in ((16, 512), (1, 8192))]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
+    wrong = [row for row in rows if row["error"] > (1e-4 if "tokens" in row else 1e-5)]
     if wrong:
         raise SystemExit("wrong:\n  " + "\n  ".join(map(str, wrong)))
 

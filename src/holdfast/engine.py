@@ -120,9 +120,7 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     for note in capacity.notes:
         logger.warning("%s", note)
     ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    # drafters are not recorded yet: what they look ahead at has not been tried under a graph
-    plain = config.sanitizer == "off" and ensemble.drafter is None
-    uniform = device.type == "cuda" and plain and ensemble.model.recordable
+    uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.recordable
     # also where nothing is recorded: the same bits
     shapes = uniform_shapes(capacity.limits, config.depths) if uniform else ()
     grammars = Grammars(directory, capacity.limits.vocab_size)

@@ -20,7 +20,10 @@ def ngram(count: object, **further: object) -> dict[str, Any]:
     [
         # choices
         ({"dtype": "fp4"}, "dtype='fp4' is not one of float32, bfloat16, float16"),
-        ({"state_dtype": "float16"}, "state_dtype='float16' is not one of float32, bfloat16"),
+        (
+            {"state_dtype": "float16"},
+            "state_dtype='float16' is not one of float32, bfloat16, int8, float8_e4m3fn",
+        ),
         ({"device": "tpu"}, "device='tpu' is not one of cpu, cuda"),
         ({"device": "cuda:x"}, "device='cuda:x' is not one of cpu, cuda"),
         ({"backend": "fast"}, "backend='fast' is not one of reference"),

@@ -168,13 +168,13 @@ def farthest(oracle: Oracle, given: list[list[int]], outputs: list[RequestOutput
     return worst
 
 
-def worst_kl_in_bfloat16(tiny: Tiny, directory: Path) -> float:
+def worst_kl_in_bfloat16(tiny: Tiny, directory: Path, **options: Any) -> float:
     """Of any position, against the same rounded weights in float32. All of 20 tokens can be asked for."""
     oracle = Oracle(replace(tiny, options={**tiny.options, "vocab_size": 20}), directory)
     for weight in oracle.model.parameters():
         weight.data = weight.data.bfloat16().float()
     given = prompts(100, 7, vocab=20)
-    llm = LLM(directory, dtype="bfloat16", max_num_seqs=2, max_model_len=CONTEXT)
+    llm = LLM(directory, dtype="bfloat16", max_num_seqs=2, max_model_len=CONTEXT, **options)
     outputs = llm.generate(
         given, SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, logprobs=20)
     )

@@ -72,3 +72,20 @@ def test_nobody_chooses() -> None:
     got = twin.accept(Drafts(none, none, none, none, 0), none, table, made, ids(0, 4), counts)
     assert torch.equal(got.certain, counts) and len(got.accepted) == len(got.proposed) == 0
     assert made.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_drafts_are_written_alike(depth: int) -> None:
+    """Two lanes are padding; what row 0 gets is nobody's."""
+    draw = seeded(depth)
+    rows = torch.cat((1 + torch.randperm(ROWS, generator=draw)[:LANES], torch.zeros(2).long())).to(DEVICE)
+    position = torch.randint(POSITIONS - depth - 1, (len(rows),), generator=draw).to(DEVICE)
+    drafts = torch.randint(9, (len(rows), depth), generator=draw).to(DEVICE)
+    count = torch.randint(depth + 1, (len(rows),), generator=draw).to(DEVICE)
+    (wanted, made), (found, told) = (
+        (torch.full((ROWS + 1, POSITIONS), -1, device=DEVICE), torch.full((ROWS + 1,), -1, device=DEVICE))
+        for _ in range(2)
+    )
+    reference.write_drafts(wanted, made, rows, position, drafts, count)
+    twin.write_drafts(found, told, rows, position, drafts, count)
+    assert torch.equal(found[1:], wanted[1:]) and torch.equal(told[1:], made[1:])

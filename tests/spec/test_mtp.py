@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tests.models.conformance import bits, prompts, slow_but
 from tests.reuse.families import Find
-from torch import Tensor
 
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
 from holdfast.memory.spec import ConvSpec
 
+from .formats import write_mtp
 from .spied import Seen, spied
 from .uncached import uncached_drafts
 
@@ -30,27 +29,7 @@ GIVEN = [[token % 200 for token in prompt] for prompt in prompts(41, 9, 24, 17)]
 
 @pytest.fixture(scope="module")
 def directory(find: Find, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny hybrid with a head, drawn like the layers of the model. It leans on what the model says."""
-    source, made = find("gated-delta")[0], tmp_path_factory.mktemp("mtp")
-    weights = load_file(source / "model.safetensors")
-    attention = next(name.split(".self_attn")[0] for name in weights if ".self_attn" in name)
-    hidden = weights["model.norm.weight"].shape[0]
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(*shape: int, scale: float) -> Tensor:
-        return scale * torch.randn(*shape, generator=generator)
-
-    head = {
-        name.replace(attention, "mtp.layers.0"): weight + noise(*weight.shape, scale=0.02)
-        for name, weight in weights.items()
-        if name.startswith(attention + ".")
-    }
-    head["mtp.fc.weight"] = torch.cat((noise(hidden, hidden, scale=0.05), torch.eye(hidden)), 1)
-    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        head[f"mtp.{norm}.weight"] = noise(hidden, scale=0.1)
-    save_file(weights | head, made / "model.safetensors", metadata={"format": "pt"})
-    (made / "config.json").write_text((source / "config.json").read_text())
-    return made
+    return write_mtp(find("gated-delta")[0], tmp_path_factory.mktemp("mtp"))
 
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.conformance import bits, slow_but
 from tests.random_model import random_model
+from tests.reuse.families import Find
+from tests.spec.families import FAMILIES
 
 from holdfast import LLM, SamplingParams
+from holdfast.ops.backend import REFERENCE
 from holdfast.spec.drafter import VerifiedStep
 from holdfast.spec.ngram import NGram
 
@@ -35,9 +41,11 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     table = torch.full((len(texts) + 1, width), 7)  # what is left of others behind the last token
     for row, text in enumerate(texts, 1):
         table[row, : len(text)] = torch.tensor(text)
+    here: Any = SimpleNamespace(
+        rows=torch.arange(1, len(texts) + 1), position=torch.tensor([len(text) - 1 for text in texts])
+    )
     step = VerifiedStep(
-        rows=torch.arange(1, len(texts) + 1),
-        position=torch.tensor([len(text) - 1 for text in texts]),
+        here=here,
         tokens=table,
         longest=max(len(text) for text in texts),
         depth=drafter.depth,
@@ -58,14 +66,30 @@ def proposed(texts: list[list[int]], drafter: NGram, width: int) -> list[list[in
     more=st.integers(0, 3),
 )
 def test_as_a_plain_search(texts: list[list[int]], depth: int, shortest: int, more: int) -> None:
-    drafter = NGram(depth, longest=shortest + more, shortest=shortest)
+    drafter = NGram(depth, REFERENCE, longest=shortest + more, shortest=shortest)
     wanted = [looked_up(text, depth, shortest + more, shortest) for text in texts]
     assert proposed(texts, drafter, width=50) == wanted
 
 
 def test_a_repetition_goes_on() -> None:
-    drafter = NGram(7, longest=4, shortest=2)
+    drafter = NGram(7, REFERENCE, longest=4, shortest=2)
     assert proposed([[5, 1, 2, 3, 1, 2, 3, 1, 2]], drafter, 30) == [[3, 1, 2, 3, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("family", slow_but(["convolution"], FAMILIES))
+def test_the_same_bits(find: Find, family: str) -> None:
+    """Also where many drafts are right: prompts repeat themselves, and so do answers that a bias narrows."""
+    directory = find(family)[0]
+    sizes: dict[str, Any] = dict(max_num_seqs=3, max_model_len=112, page_size=8, fold_every=8, exact=True)
+    given = [[1, 2, 3, 4] * 6, [7, 8, 9] * 5, [5] * 9]
+    drawn = SamplingParams(max_tokens=30, ignore_eos=True, logprobs=1, temperature=1.0, seed=3)
+    params = [replace(drawn, temperature=0.0), drawn, replace(drawn, logit_bias={5: 30.0, 6: 29.0})]
+    wanted = LLM(directory, **sizes).generate(given, params)
+    config = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 1}
+    llm = LLM(directory, **sizes, num_pages=16, sanitizer="full", speculative_config=config)
+    assert bits(llm.generate(given, params)) == bits(wanted)
+    found = llm.speculation_stats()
+    assert 5 < found.accepted < found.drafts
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -147,10 +147,12 @@ class Inputs:
         offsets = np.concatenate(([0], apart.cumsum()))
         lane = np.arange(lanes).repeat(apart)
         choosers, begins, choices = _choices(work, offsets, shape)
-        columns = (rows, counts, offsets, lane, np.arange(len(lane)) - offsets[lane], *choices)
+        *drafts, after = choices
+        # those of lanes first: where they lie does not depend on the window, so a recorded drafter finds them
+        columns = (rows, counts, *drafts, offsets, lane, np.arange(len(lane)) - offsets[lane], after)
         flat = self._all.fill(np.concatenate(columns), turn)
         on_device = flat.split_with_sizes([len(column) for column in columns])
-        most = shape.window - 1 if shape else int(columns[6].max(initial=0))
+        most = shape.window - 1 if shape else int(drafts[1].max(initial=0))
         return Lanes(
             turn=turn,
             work=tuple(work),
@@ -160,10 +162,10 @@ class Inputs:
             shape=shape,
             rows=on_device[0],
             counts=on_device[1],
-            offsets=on_device[2],
-            lane=on_device[3],
-            offset=on_device[4],
-            choices=Choices(choosers, begins, _drafts(on_device[5:9], most), on_device[9]),
+            offsets=on_device[6],
+            lane=on_device[7],
+            offset=on_device[8],
+            choices=Choices(choosers, begins, _drafts(on_device[2:6], most), on_device[9]),
             exports=exports[0],
             missed_exports=exports[1],
         )

@@ -14,6 +14,7 @@ from ..memory.inspection import Check
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import one_row
 from ..memory.state_pool import StatePool
+from ..ops.rounding import GREATEST
 from ..plan import PageMap, RowStart
 from ..request import SamplingParams
 from ..spec.ensemble import Ensemble
@@ -23,7 +24,7 @@ from .tables import RowTables
 EVERY = 4
 """Steps from one check to the next. Rows take turns."""
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05, **dict.fromkeys(GREATEST, 0.25)}
 """The largest difference, in units of a tensor's largest value, by the coarsest dtype that anything is kept in: a
 prompt taken in one run rounds otherwise than one that came in pieces. In exact mode nothing may differ."""
 
@@ -62,7 +63,7 @@ class Recomputation:
         return Check("recomputation", names, rows, place, expected, None, torch.tensor(wrong, device=device))
 
     def _agree(self, held: Tensor, meant: Tensor) -> bool:
-        scale = float(meant.abs().max()) if meant.numel() else 0.0
+        scale = float(meant.float().abs().max()) if meant.numel() else 0.0
         worst = float((held.float() - meant.float()).abs().max()) if meant.numel() else 0.0
         return worst <= self._tolerance * scale  # and not if it is NaN
 

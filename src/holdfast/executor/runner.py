@@ -44,7 +44,6 @@ class Passed:
 @dataclass(frozen=True)
 class Ended:
     chosen: Chosen
-    drafted: Drafted | None
     report: Tensor
 
 
@@ -88,7 +87,7 @@ class Runner:
         with Progress(
             "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
         ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: s.lanes * s.window, reverse=True):
+            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
                 self._record(shape)
                 bar.advance()
 
@@ -96,10 +95,12 @@ class Runner:
         lanes, greedy = self.inputs.padding(shape), Needs()
         self.graphs.record(("pass", shape), lambda: self._pass(lanes))
         passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
-        for depth in sorted(self.depths, reverse=True):
-            self.graphs.record(
-                ("end", shape, depth, greedy), partial(self._end, passed, lanes, greedy, depth)
-            )
+        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+        if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
+            for depth in sorted({*self.depths} - {0}, reverse=True):
+                self.graphs.record(
+                    ("draft", shape.lanes, depth, greedy), partial(self._draft, lanes, greedy, depth)
+                )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -111,14 +112,20 @@ class Runner:
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
         masks = self.constraints.masks(lanes) if needs.constrained else None
         ended = self.graphs.run(
-            ("end", lanes.shape, plan.propose, needs),
-            lambda: self._end(passed, lanes, needs, plan.propose, plan.step, masks),
+            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
-        inspection = self._inspect(lanes, ended.drafted, plan.step)
+        fetched = Fetch(ended.report)  # the host need not wait for drafts
+        drafted = None
+        if plan.propose:
+            drafted = self.graphs.run(
+                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, needs),
+                lambda: self._draft(lanes, needs, plan.propose),
+            )
+        inspection = self._inspect(lanes, drafted, plan.step)
         step = InFlight(
             plan=plan,
             lanes=lanes,
-            report=Fetch(ended.report),
+            report=fetched,
             chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
@@ -126,7 +133,7 @@ class Runner:
             returned=time.perf_counter(),
             laps=self._laps,
             inspection=inspection,
-            drafts=ended.drafted.fetch() if needs.constrained and ended.drafted else None,
+            drafts=drafted.fetch() if needs.constrained and drafted else None,
         )
         if needs.constrained:
             self.constraints.launched(step)
@@ -140,24 +147,19 @@ class Runner:
         return Passed(batch, hidden, self.model.logits(chosen))
 
     def _end(
-        self,
-        passed: Passed,
-        lanes: Lanes,
-        needs: Needs,
-        propose: int,
-        number: int = 0,
-        masks: Masks | None = None,
+        self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
     ) -> Ended:
-        """From logits to tokens; cursors move; what comes next is guessed."""
+        """From logits to tokens; cursors move."""
         batch = passed.batch
-        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
-        verified, chosen = self._verify(batch.step, lanes, chosen)
+        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, chosen, verified, committed, number)
-        drafted = self.speculation.propose(
-            propose, committed, lanes, self.sampler, needs, self.state, self.kv
-        )
-        return Ended(chosen, drafted, report(committed, verified, chosen.tokens))
+        self._settle(batch, lanes, sampled, verified, committed, number)
+        return Ended(chosen, report(committed, verified, chosen.tokens))
+
+    def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
+        """What comes next is guessed."""
+        return self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
 
     def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
         """What was chosen for a lane then begins with what it gets."""
@@ -202,7 +204,7 @@ class Runner:
         self,
         batch: Batch,
         lanes: Lanes,
-        chosen: Chosen,
+        sampled: Chosen,
         verified: Verified,
         committed: Committed,
         step: int,
@@ -217,9 +219,9 @@ class Runner:
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
-                positions=batch.positions,
+                places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
                 accepted=verified.accepted[chose],
                 granted={
                     lane: grant
@@ -236,6 +238,7 @@ class Runner:
         if self.sanitizer is None:
             return None
         if drafted is not None:
-            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+            ahead, draft = drafted.step, drafted.draft
+            self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

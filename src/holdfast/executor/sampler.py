@@ -97,14 +97,14 @@ class Sampler:
         wanted = {lane: count for lane, count in asked if count is not None}
         return Chosen(tokens, score(self._ops, logits, tokens, max(wanted.values())), wanted)
 
-    def guesser(self, rows: Tensor, needs: Needs) -> Callable[[Tensor, Tensor], Tensor]:
-        """How a drafter chooses for the lanes that chose: from logits [C, vocab] and positions [C], with the noise
-        of those positions. Penalties and biases are left to the verification."""
+    def guesser(self, rows: Tensor, position: Tensor, needs: Needs) -> Callable[[Tensor, int], Tensor]:
+        """How a drafter chooses for the lanes that chose: from logits [C, vocab], so many places after their
+        positions, with the noise of that place. Penalties and biases are left to the verification."""
 
-        def guess(logits: Tensor, position: Tensor) -> Tensor:
+        def guess(logits: Tensor, place: int) -> Tensor:
             if not needs.draws:
                 return self._ops.most_likely(logits)
-            return self._ops.sample(logits, self._sampling(rows, position, needs))
+            return self._ops.sample(logits, self._sampling(rows, position + place, needs))
 
         return guess
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..memory.kv_pool import KVPool
-from ..memory.state_pool import Committed, StatePool
+from ..memory.state_pool import StatePool
 from ..ops.acceptance.reference import Verified
 from ..ops.backend import Ops
 from ..ops.step import StateStep
@@ -50,33 +49,32 @@ class Speculation:
     def propose(
         self,
         depth: int,
-        committed: Committed,
         lanes: Lanes,
         sampler: Sampler,
         needs: Needs,
         state: StatePool,
         kv: KVPool,
     ) -> Drafted | None:
-        """So many drafts for all lanes that chose a token."""
+        """So many drafts for all lanes that chose a token, which are committed by now. Of uniform lanes it only
+        matters how many there are, not what windows they had."""
         choices, table = lanes.choices, self._tables.tokens
         if self.drafter is None or not depth or not len(choices.drafts.lane):
             return None
-        rows, position = choices.drafts.tell, committed.position[choices.drafts.lane]
+        rows = choices.drafts.tell
+        here = state.look_ahead(rows=rows)
         ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
         step = VerifiedStep(
-            rows=rows,
-            position=position,
+            here=here,
             tokens=table,
             longest=table.shape[1] - 1 if lanes.uniform else max(ends),
             depth=depth,
-            choose=sampler.guesser(rows, needs),
+            choose=sampler.guesser(rows, here.position, needs),
             state=state,
             kv=kv,
         )
         draft = self.drafter.propose(step)
         if self.trees is not None:
             draft = self.trees.plant(rows, draft)
-        places = position[:, None] + 1 + torch.arange(draft.tokens.shape[1], device=rows.device)
-        table[rows[:, None], places] = draft.tokens
-        self._tables.drafts[rows] = draft.count
+        written = (table, self._tables.drafts, rows, here.position)
+        self._ops.write_drafts(*written, draft.tokens, draft.count)
         return Drafted(step, draft)

@@ -73,6 +73,7 @@ class DeltaNet(nn.Module):
                 dtype=build.state_dtype,
                 order=build.ops.temporal_orders["gated_delta"],
                 sharded="head",
+                scaled="key",
             ),
             entry={
                 "k": TensorSpec(
@@ -98,6 +99,10 @@ class DeltaNet(nn.Module):
         return self.out_proj(
             self.ops.gated_rms_norm(out.to(x.dtype), z, self.norm_weight, shape.eps).flatten(1)
         )
+
+    def keep(self, x: Tensor, batch: Batch) -> None:
+        """Of tokens that ask for nothing themselves. Their entries are made on the way to what they would be told."""
+        self(x, batch)
 
 
 def _one_by_one(build: Build, shape: DeltaNetShape) -> dict[str, Part]:

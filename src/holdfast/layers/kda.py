@@ -57,7 +57,7 @@ class KDA(nn.Module):
             conv={name: ConvSpec(channels, shape.conv_width, build.dtype) for name in "qkv"},
             temporal=TensorSpec(
                 sizes={**head, "value": shape.head_dim, "key": shape.head_dim},
-                dtype=build.state_dtype,
+                dtype=build.unscaled_state_dtype("Kimi delta attention"),
                 order=build.ops.temporal_orders["kda"],
                 sharded="head",
             ),

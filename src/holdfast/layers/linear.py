@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..distributed.group import Shard
 from .batch import Build
@@ -142,10 +141,11 @@ def summed(stream: Stream) -> Tensor:
 class Embedding(nn.Module):
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
+        self.ops = build.ops
         self.weight = parameter((vocab_size, hidden_size), build.dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
+        return self.ops.embedding(tokens, self.weight)
 
 
 class RMSNorm(nn.Module):

@@ -51,7 +51,7 @@ class LinearAttention(nn.Module):
         return StateSpec(
             temporal=TensorSpec(
                 sizes={**head, "channel": dim, "state": dim},
-                dtype=build.state_dtype,
+                dtype=build.unscaled_state_dtype("linear attention"),
                 order=build.ops.temporal_orders["ssd"],
                 sharded="head",
             ),

@@ -63,7 +63,7 @@ class Mamba1(nn.Module):
             conv={"x": ConvSpec(channels, self.shape.conv_width, build.dtype)},
             temporal=TensorSpec(
                 sizes={**per_channel, "state": self.shape.state},
-                dtype=build.state_dtype,
+                dtype=build.unscaled_state_dtype("Mamba-1"),
                 order=build.ops.temporal_orders["selective_scan"],
                 sharded="channel",
             ),

@@ -86,7 +86,7 @@ class Mamba2(nn.Module):
             conv={"xbc": ConvSpec(channels, shape.conv_width, build.dtype)},
             temporal=TensorSpec(
                 sizes={**head, "channel": shape.head_dim, "state": shape.state},
-                dtype=build.state_dtype,
+                dtype=build.unscaled_state_dtype("Mamba-2"),
                 order=build.ops.temporal_orders["ssd"],
                 sharded="head",
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,20 @@ class MTPHead(nn.Module):
 
     def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden] that lead to the token after each."""
-        joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
-        stream: Stream = self.fc(joined), None
+        stream = self._enter(embedding, previous)
         for block in self.blocks:
             stream = block(stream, batch)
         return self.norm.of_stream(stream)[1]
+
+    def keep(self, embedding: Tensor, previous: Tensor, batch: Batch) -> None:
+        """Of tokens after which nothing is to be guessed: of the last block, only keys and values are needed."""
+        stream = self._enter(embedding, previous)
+        blocks: list[Any] = list(self.blocks)
+        for block in blocks[:-1]:
+            stream = block(stream, batch)
+        last = blocks[-1]
+        last.mixer.keep(last.mixer_norm.of_stream(stream)[1], batch)
+
+    def _enter(self, embedding: Tensor, previous: Tensor) -> Stream:
+        joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        return self.fc(joined), None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..ops.rounding import GREATEST
 from ..plan import StepPlan
 from .inspection import Check
 from .kv_pool import KVPool
@@ -16,7 +17,8 @@ from .state_pool import StatePool
 
 class Poison:
     def __init__(self, state: StatePool, kv: KVPool) -> None:
-        self._slots = [(layer, name, x) for layer, s in state.layers.items() for name, x in s.saved().items()]
+        saved = [(layer, name, x) for layer, s in state.layers.items() for name, x in s.saved().items()]
+        self._slots = [held for held in saved if held[2].dtype not in GREATEST]  # their scales are enough
         self._rings = [(layer, name, x) for layer, s in state.layers.items() for name, x in s.rings().items()]
         self._pages = [(layer, "kv", part) for layer, parts in kv.layers.items() for part in parts]
         for _, _, held in self._all():

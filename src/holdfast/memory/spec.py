@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..config import ring_capacity
+from ..ops.rounding import GREATEST, SCALE_DTYPE
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,16 @@ class TensorSpec:
     order: tuple[str, ...] = ()
     sharded: str | None = None
     """The axis that a tensor-parallel group divides; `sizes` already hold this rank's part."""
+    scaled: str | None = None
+    """The axis along which numbers share a scale, if the dtype is one that needs scales."""
 
     def __post_init__(self) -> None:
         if self.order and sorted(self.order) != sorted(self.sizes):
             raise ValueError(f"order {self.order} does not name the axes {tuple(self.sizes)}")
         if self.sharded is not None and self.sharded not in self.sizes:
             raise ValueError(f"sharded axis {self.sharded!r} is not one of {tuple(self.sizes)}")
+        if self.dtype in GREATEST and self.scaled not in self.sizes:
+            raise ValueError(f"{self.dtype} needs scales along an axis, {self.scaled!r} is not one")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,8 +38,17 @@ class TensorSpec:
         return tuple(self.sizes[axis] for axis in (self.order or self.sizes))
 
     @property
+    def scale(self) -> TensorSpec | None:
+        """Of the scales, if there are any."""
+        if self.dtype not in GREATEST:
+            return None
+        assert self.scaled is not None
+        return TensorSpec({**self.sizes, self.scaled: 1}, SCALE_DTYPE, self.order, self.sharded)
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        own = math.prod(self.shape) * self.dtype.itemsize
+        return own if self.scale is None else own + self.scale.nbytes
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ from torch import Tensor
 from ..config import Limits
 from ..ops.backend import REFERENCE, Ops
 from ..ops.cursors.reference import Committed, Cursors, Standing
-from ..ops.places import ConvState, TemporalState
+from ..ops.places import ConvState, TemporalState, Transfer
 from ..ops.step import Export, StateStep, Tree
 from ..ops.transfer import to_device
 from ..plan import Grant, RowStart
 from .spec import ConvSpec, StateSpec
+
+NEVER = 1 << 62
+"""A grid with no line that a row could reach: nothing folds."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,10 @@ class LayerState:
     def saved(self) -> dict[str, Tensor]:
         """Every tensor indexed by slot, by name."""
         held = {f"conv.{name}": conv.saved for name, conv in self.conv.items()}
-        return held if self.temporal is None else {**held, "temporal": self.temporal.saved}
+        if self.temporal is None:
+            return held
+        scale = {} if self.temporal.scale is None else {"temporal.scale": self.temporal.scale}
+        return {**held, "temporal": self.temporal.saved, **scale}
 
     def capacities(self) -> dict[str, int]:
         """Places in a row's ring, of every state by name."""
@@ -106,27 +112,31 @@ class StatePool:
             window_tokens=window_tokens,
         )
 
-    def look_ahead(self, *, rows: Tensor, by: int, tokens: int = 1, tree: Tree | None = None) -> StateStep:
-        """So many tokens for each row, from `by` positions beyond where it stands. They are uncertain: their entries
-        are appended, but nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites
-        them."""
-        at, count = self.cursors, len(rows)
-        base = at.base[rows]
+    def look_ahead(self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None) -> StateStep:
+        """So many tokens for each row, from where it stands. They are uncertain: their entries are appended, but
+        nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites them."""
+        lanes, counts = len(rows), torch.full_like(rows, tokens)
+        stood = self.ops.begin(self.cursors, rows, counts, num_windows=lanes, grid=NEVER)
+        row, position = rows, stood.position
+        if tokens > 1:
+            place = torch.arange(tokens, device=rows.device)
+            row, position = rows[:, None].repeat(1, tokens).flatten(), (position[:, None] + place).flatten()
         return StateStep(
             rows=rows,
-            counts=torch.full_like(rows, tokens),
-            offsets=torch.arange(count + 1, device=rows.device) * tokens,
-            position=base + at.length[rows] + by,
-            base=base,
-            read_slot=at.read_slot[rows],
-            end_base=base,
-            write_slot=at.own_slot[rows],
-            num_windows=count,
+            counts=counts,
+            offsets=torch.arange(0, (lanes + 1) * tokens, tokens, device=rows.device),
+            position=stood.position,
+            base=stood.base,
+            read_slot=stood.read_slot,
+            end_base=stood.base,
+            write_slot=stood.write_slot,
+            num_windows=lanes,
             longest_window=tokens,
-            window_tokens=count * tokens,
+            window_tokens=lanes * tokens,
             grid=self.grid,
-            ahead=by + tokens,
+            ahead=tokens,
             tree=tree,
+            token_places=(row, position),
         )
 
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
@@ -135,9 +145,14 @@ class StatePool:
         path  [windows, T]: accepted nodes from the root down; those from `accepted` on are ignored
         """
         moves = moves_along(step, path, accepted)
-        for ring in (ring for layer in self.layers.values() for ring in layer.rings().values()):
-            size = ring.shape[1]
-            ring[moves.rows, moves.target % size] = ring[moves.rows, moves.source % size]
+        by_capacity = {
+            size: moves.in_rings(size) for held in self.layers.values() for size in held.capacities().values()
+        }
+        for layer in self.layers.values():
+            for conv in layer.conv.values():
+                conv.move(by_capacity[conv.ring.shape[1]])
+            if layer.temporal is not None:
+                layer.temporal.move(by_capacity[layer.temporal.capacity])
 
     def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
@@ -161,6 +176,10 @@ class Moves:
     source: Tensor
     target: Tensor
 
+    def in_rings(self, capacity: int) -> Transfer:
+        taken, put = (self.rows * capacity + place % capacity for place in (self.source, self.target))
+        return Transfer(self.rows, self.source, self.target, taken, put)
+
 
 def moves_along(step: StateStep, path: Tensor, accepted: Tensor) -> Moves:
     lanes = slice(0, step.num_windows)
@@ -182,8 +201,12 @@ def _allocate(spec: StateSpec, limits: Limits, device: torch.device) -> LayerSta
 
     temporal = None
     if spec.temporal is not None:
+        scale = spec.temporal.scale
         temporal = TemporalState(
             saved=torch.zeros(slots, *spec.temporal.shape, dtype=spec.temporal.dtype, device=device),
+            scale=None
+            if scale is None
+            else torch.zeros(slots, *scale.shape, dtype=scale.dtype, device=device),
             journal={
                 name: torch.zeros(rows, limits.journal_capacity, *e.shape, dtype=e.dtype, device=device)
                 for name, e in spec.entry.items()

@@ -95,9 +95,7 @@ class CausalLM(nn.Module):
     @property
     def recordable(self) -> bool:
         """No layer has to ask the device about a step of windows."""
-        return self.ops.records and all(
-            getattr(layer, "recordable", True) for layer in self.modules() if layer is not self
-        )
+        return self.ops.records and recordable(self)
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Asked of the layers themselves: a layer is recurrent if it says so, whatever a config says."""
@@ -105,6 +103,11 @@ class CausalLM(nn.Module):
 
     def kv_specs(self) -> dict[str, KVSpec]:
         return declared(self, "kv_spec")
+
+
+def recordable(model: nn.Module) -> bool:
+    """Do all its layers say so?"""
+    return all(getattr(layer, "recordable", True) for layer in model.modules() if layer is not model)
 
 
 def pack(model: nn.Module, ops: Ops, device: str) -> None:

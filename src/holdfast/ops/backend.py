@@ -19,6 +19,7 @@ from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .kda import reference as kda
+from .lookup import reference as lookup
 from .moe import reference as moe
 from .norm import reference as norm
 from .places import ConvState, KVState, TemporalState
@@ -82,6 +83,9 @@ class Ops:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def embedding(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        return F.embedding(tokens, weight)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(gate) * up, of a weight whose first half gives the gate and whose second half gives up."""
@@ -176,6 +180,25 @@ class Ops:
         counts: Tensor,
     ) -> acceptance.Verified:
         return acceptance.accept(drafts, chosen, table, made, position, counts)
+
+    def write_drafts(
+        self, table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
+    ) -> None:
+        acceptance.write_drafts(table, made, rows, position, drafts, count)
+
+    def look_up(
+        self,
+        table: Tensor,
+        rows: Tensor,
+        position: Tensor,
+        *,
+        within: int,
+        depth: int,
+        longest: int,
+        shortest: int,
+    ) -> tuple[Tensor, Tensor]:
+        sizes = {"depth": depth, "longest": longest, "shortest": shortest}
+        return lookup.look_up(table, rows, position, within=within, **sizes)
 
     def absorbed(
         self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
@@ -341,7 +364,7 @@ class Ops:
         return sampling.permit(logits, places, permitted)
 
     def most_likely(self, logits: Tensor) -> Tensor:
-        return logits.argmax(-1)
+        return sampling.most_likely(logits)
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)

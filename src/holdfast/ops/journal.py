@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..config import CHUNK
 from .places import Cells, Checkpoints, TemporalState
+from .rounding import rounded
 from .step import StateStep, Windows
 
 Entries = dict[str, Tensor]
@@ -321,9 +322,4 @@ def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> Tensor:
 
 def store(rule: Recurrence, pool: TemporalState, at: Checkpoints, state: Tensor) -> None:
     inverse = sorted(range(len(rule.axes)), key=rule.axes.__getitem__)
-    pool.store(at, state.permute(inverse).to(pool.saved.dtype))
-
-
-def rounded(state: Tensor, dtype: torch.dtype) -> Tensor:
-    """As if it had been stored and read again."""
-    return state.to(dtype).float()
+    pool.store(at, state.permute(inverse))

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from .rounding import narrowed, widened
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,30 @@ class Context:
 
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
-        held = stored.index_select(0, self.pages) if self.consecutive is None else stored[self.consecutive]
-        return held.flatten(0, 1)[: self.length].transpose(0, 1)
+        if self.consecutive is None:
+            held, first = stored.index_select(0, self.pages), 0
+        else:
+            held, first = stored, self.consecutive.start * stored.shape[1]
+        return held.flatten(0, 1).narrow(0, first, self.length).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Of each row, what lies at position `source` goes to position `target`; all is read before any is written.
+
+    rows, source, target  [N]
+    taken, put            [N]: the places of both, in the rings of all rows, or in all pages, laid end to end
+    """
+
+    rows: Tensor
+    source: Tensor
+    target: Tensor
+    taken: Tensor
+    put: Tensor
+
+    def apply(self, stored: Tensor) -> None:
+        flat = stored.flatten(0, 1)
+        flat[self.put] = flat[self.taken]
 
 
 def _consecutive(ids: Tensor) -> slice | None:
@@ -105,7 +130,7 @@ def _consecutive(ids: Tensor) -> slice | None:
     return follow if values == list(range(follow.start, follow.stop)) else None
 
 
-Place = Checkpoints | Cells | PagePlaces | Context
+Place = Checkpoints | Cells | PagePlaces | Context | Transfer
 
 
 class Watch(Protocol):
@@ -114,6 +139,8 @@ class Watch(Protocol):
     def read(self, place: Place) -> None: ...
 
     def wrote(self, place: Place) -> None: ...
+
+    def moved(self, place: Transfer) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -150,6 +177,11 @@ class ConvState:
             self.watch.wrote(at)
         at.write(self.ring, values)
 
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        along.apply(self.ring)
+
 
 @dataclass(frozen=True)
 class TemporalState:
@@ -157,11 +189,13 @@ class TemporalState:
 
     saved    [slots, ...]           checkpoints, axes in the order that the operation declared
     journal  {name: [rows, capacity, ...]}  what each token since the checkpoint added, by position % capacity
+    scale    [slots, ...]           of checkpoints in a scaled dtype: of size 1 along the axis that shares one
     """
 
     saved: Tensor
     journal: dict[str, Tensor]
     watch: Watch | None = None
+    scale: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -170,12 +204,21 @@ class TemporalState:
     def load(self, at: Checkpoints) -> Tensor:
         if self.watch:
             self.watch.read(at)
-        return at.read(self.saved)
+        if self.scale is None:
+            return at.read(self.saved)
+        numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
+        return widened(numbers.view(self.saved.dtype), at.read(self.scale))
 
     def store(self, at: Checkpoints, values: Tensor) -> None:
+        """values [N, ...] in float32, which are rounded here"""
         if self.watch:
             self.watch.wrote(at)
-        self.saved[at.slots] = values
+        if self.scale is None:
+            self.saved[at.slots] = values.to(self.saved.dtype)
+        else:
+            sizes = zip(self.scale.shape, self.saved.shape, strict=True)
+            shared = next(axis for axis, (scales, numbers) in enumerate(sizes) if scales != numbers)
+            self.saved[at.slots], self.scale[at.slots] = narrowed(values, self.saved.dtype, shared)
 
     def read(self, at: Cells) -> dict[str, Tensor]:
         if self.watch:
@@ -187,6 +230,12 @@ class TemporalState:
             self.watch.wrote(at)
         for name, ring in self.journal.items():
             at.write(ring, entries[name].to(ring.dtype))
+
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        for ring in self.journal.values():
+            along.apply(ring)
 
 
 @dataclass(frozen=True)
@@ -215,3 +264,9 @@ class KVState:
         if self.watch:
             self.watch.read(at)
         return at.read(self.keys), at.read(self.values)
+
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        for stored in self:
+            along.apply(stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -105,6 +105,14 @@ class StateStep:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def further(self, by: int) -> StateStep:
+        """Of a step that looks at one token ahead of each lane: the same, so many positions on."""
+        if not by:
+            return self
+        position = self.position + by
+        places = (self.rows, position)
+        return replace(self, position=position, ahead=self.ahead + by, token_places=places, _made={})
 
     @property
     def read_from(self) -> Checkpoints:

@@ -20,6 +20,7 @@ from .gated_delta.front import DeltaInputs, DeltaWeights
 from .gating import triton as gating
 from .kda import triton as kda
 from .linear import triton as linear
+from .lookup import triton as lookup
 from .moe import triton as moe
 from .moe.reference import Routing
 from .norm import triton as norm
@@ -76,6 +77,9 @@ class TritonOps(Ops):
     def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         return moe.route(logits, bias, routing)
 
+    def embedding(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        return weight[tokens]  # F.embedding takes 14 us for sixteen tokens
+
     def experts(
         self, x: Tensor, experts: Tensor, weights: Tensor, up: Tensor, down: Tensor, *, gated: bool
     ) -> Tensor:
@@ -97,6 +101,25 @@ class TritonOps(Ops):
         self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
     ) -> Verified:
         return acceptance.accept(drafts, chosen, table, made, position, counts)
+
+    def write_drafts(
+        self, table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
+    ) -> None:
+        acceptance.write_drafts(table, made, rows, position, drafts, count)
+
+    def look_up(
+        self,
+        table: Tensor,
+        rows: Tensor,
+        position: Tensor,
+        *,
+        within: int,
+        depth: int,
+        longest: int,
+        shortest: int,
+    ) -> tuple[Tensor, Tensor]:
+        sizes = {"depth": depth, "longest": longest, "shortest": shortest}
+        return lookup.look_up(table, rows, position, within=within, **sizes)
 
     def absorbed(
         self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor

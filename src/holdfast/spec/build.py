@@ -51,7 +51,7 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
     if config.method == "dflash":
         return _dflash(config)
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
-    return DrafterPlan(lambda build, model: NGram(max(config.depths), **lookup))
+    return DrafterPlan(lambda build, model: NGram(max(config.depths), build.ops, **lookup))
 
 
 def _standalone(config: SpeculativeConfig, max_model_len: int | None, model: Description) -> DrafterPlan:

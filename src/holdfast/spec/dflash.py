@@ -35,10 +35,10 @@ class DFlash(Drafter):
     def propose(self, step: VerifiedStep) -> Draft:
         last = step.last[:, None]
         block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
-        hidden = self.head(self._embed(block.flatten()), step.ahead(0, block, all_seeing(block)))
+        hidden = self.head(self._embed(block.flatten()), step.window(block, all_seeing(block)))
         masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
         logits = self._logits(masks).unflatten(0, (-1, step.depth))
-        return all_meant([step.choose(logits[:, i], step.position + i + 1) for i in range(step.depth)])
+        return all_meant([step.choose(logits[:, i], i + 1) for i in range(step.depth)])
 
 
 def all_seeing(block: Tensor) -> Tree:

@@ -19,8 +19,8 @@ from ..layers.batch import Batch
 from ..memory.kv_pool import KVPool
 from ..memory.spec import KVSpec, StateSpec
 from ..memory.state_pool import StatePool
-from ..models.base import declared
-from ..ops.step import Tree
+from ..models.base import declared, recordable
+from ..ops.step import StateStep, Tree
 
 PREFIX = "draft."
 """Of the names of a drafter's layers in the pools."""
@@ -42,37 +42,50 @@ class Features:
 class VerifiedStep:
     """Lanes that have chosen a token: where they stand now, and the means to look ahead of that.
 
-    rows      [N]  0 is padding
-    position  [N]  tokens absorbed and certain; the last token chosen stands here, not absorbed yet
-    tokens    [rows + 1, positions]  of every row, up to and including that one
-    longest   no lane's position is beyond this
-    depth     so many drafts are asked for, at least 1 and at most the drafter's own depth
-    choose    (logits [N, vocab], position [N]) -> [N]: what each lane would choose to stand there, with the noise
-              by which the model's own choice will be made
+    here     one token of each of the N lanes, where it stands: the last one chosen, which is not absorbed yet
+    tokens   [rows + 1, positions]  of every row, up to and including that one
+    longest  no lane's position is beyond this
+    depth    so many drafts are asked for, at least 1 and at most the drafter's own depth
+    choose   (logits [N, vocab], place) -> [N]: what each lane would choose so many places after its last token,
+             with the noise by which the model's own choice will be made
     """
 
-    rows: Tensor
-    position: Tensor
+    here: StateStep
     tokens: Tensor
     longest: int
     depth: int
-    choose: Callable[[Tensor, Tensor], Tensor]
+    choose: Callable[[Tensor, int], Tensor]
     state: StatePool
     kv: KVPool
+
+    @property
+    def rows(self) -> Tensor:
+        """[N]: 0 is padding."""
+        return self.here.rows
+
+    @property
+    def position(self) -> Tensor:
+        """[N]: tokens absorbed and certain."""
+        return self.here.position
 
     @property
     def last(self) -> Tensor:
         """[N]: the tokens that drafts follow."""
         return self.tokens[self.rows, self.position]
 
-    def ahead(self, by: int, tokens: Tensor, tree: Tree | None = None) -> Batch:
-        """One token [N] for each lane, or several [N, T], from `by` positions ahead of where it stands: uncertain,
-        and overwritten by the step that absorbs what will stand there. `tree` says which of several see which."""
-        count = tokens.numel() // max(1, len(tokens))
-        step = self.state.look_ahead(rows=self.rows, by=by, tokens=count, tree=tree)
-        place = torch.arange(count, device=tokens.device)
-        positions = (step.position[:, None] + (place if tree is None else tree.depths)).flatten()
-        return Batch(tokens=tokens.flatten(), positions=positions, step=step, state=self.state, kv=self.kv)
+    def ahead(self, by: int, tokens: Tensor) -> Batch:
+        """One token [N] for each lane, `by` positions ahead of where it stands: uncertain, and overwritten by the
+        step that absorbs what will stand there."""
+        return self._batch(tokens, self.here.further(by))
+
+    def window(self, tokens: Tensor, tree: Tree | None = None) -> Batch:
+        """Several [N, T], from where each lane stands. `tree` says which of them see which."""
+        step = self.state.look_ahead(rows=self.rows, tokens=tokens.shape[1], tree=tree)
+        return self._batch(tokens.flatten(), step)
+
+    def _batch(self, tokens: Tensor, step: StateStep) -> Batch:
+        positions = step.positions_of(len(tokens))
+        return Batch(tokens=tokens, positions=positions, step=step, state=self.state, kv=self.kv)
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,11 @@ class Drafter(nn.Module):
 
     def absorb(self, batch: Batch, features: Features) -> None:
         """The tokens of a step, after the model: all that a later step may need of them is kept."""
+
+    @property
+    def recordable(self) -> bool:
+        """Neither what it absorbs nor what it proposes makes any layer ask the device."""
+        return not self.branches and recordable(self)
 
     @abstractmethod
     def propose(self, step: VerifiedStep) -> Draft:

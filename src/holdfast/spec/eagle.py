@@ -46,7 +46,7 @@ class Eagle(Drafter):
             if hidden is None:  # what is kept in its place here is never read
                 hidden = self.previous(torch.zeros_like(embedding), batch)
             hidden = self.head(embedding, hidden, batch)
-            token = step.choose(self.head.logits(hidden), step.position + by + 1)
+            token = step.choose(self.head.logits(hidden), by + 1)
             drafts.append(token)
         return all_meant(drafts)
 

@@ -64,7 +64,7 @@ class EagleMulti(Drafter):
                     previous(torch.zeros_like(embedding), batch) for previous in self.previous[: step.depth]
                 ]
             hidden = head(embedding, before[0], batch)
-            token = step.choose(head.logits(hidden), step.position + by + 1)
+            token = step.choose(head.logits(hidden), by + 1)
             drafts.append(token)
             before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: step.depth - by - 1]
         return all_meant(drafts)

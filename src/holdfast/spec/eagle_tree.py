@@ -39,7 +39,7 @@ class EagleTree(Eagle):
         vectors = self.previous(torch.zeros_like(embedding), step.ahead(0, step.last))[:, None]
         first = 0
         for size in self.sizes:
-            batch = step.ahead(0, tokens, Tree.of(parents))
+            batch = step.window(tokens, Tree.of(parents))
             found = self.head(self._embed(tokens.flatten()), vectors.flatten(0, 1), batch)
             found = found.unflatten(0, tokens.shape)
             logits = self.head.logits(found[:, first:].flatten(0, 1)).float().log_softmax(-1)

@@ -23,6 +23,11 @@ class Ensemble(nn.Module):
         self.drafter.absorb(batch, features)
         return features.hidden
 
+    @property
+    def recordable(self) -> bool:
+        """Nobody has to ask the device about a step of windows."""
+        return self.model.recordable and (self.drafter is None or self.drafter.recordable)
+
     def state_specs(self) -> dict[str, StateSpec]:
         return {**self.model.state_specs(), **(self.drafter.state_specs() if self.drafter else {})}
 

@@ -51,7 +51,7 @@ class MTP(Drafter):
         return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
-        self.head(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
+        self.head.keep(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
@@ -61,7 +61,7 @@ class MTP(Drafter):
             if hidden is None:  # what is kept in its place here is never read
                 hidden = self.previous(torch.zeros_like(embedding), batch)
             hidden = self.head(embedding, hidden, batch)
-            token = step.choose(self._logits(hidden), step.position + by + 1)
+            token = step.choose(self._logits(hidden), by + 1)
             drafts.append(token)
         return all_meant(drafts)
 

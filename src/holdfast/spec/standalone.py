@@ -26,6 +26,6 @@ class Standalone(Drafter):
         token, drafts = step.last, []
         for by in range(step.depth):
             logits = self.model.logits(self.model(step.ahead(by, token)))
-            token = step.choose(logits, step.position + by + 1)
+            token = step.choose(logits, by + 1)
             drafts.append(token)
         return all_meant(drafts)

@@ -30,3 +30,14 @@ def accept(
     tl.store(accepted_out + at, accepted.to(tl.int64))
     tl.store(proposed_out + at, proposed)
     tl.store(certain_out + lane, count - each + accepted)
+
+
+@triton.jit
+def write_drafts(table, made, rows, position, drafts, count, table_row, depth, PLACES: tl.constexpr):
+    """PLACES: at least `depth`, which a lane has drafts."""
+    lane = tl.program_id(0)
+    row, number = tl.load(rows + lane), tl.arange(0, PLACES)
+    inside = number < depth
+    after = table + row * table_row + tl.load(position + lane) + 1
+    tl.store(after + number, tl.load(drafts + lane * depth + number, mask=inside, other=0), mask=inside)
+    tl.store(made + row, tl.load(count + lane))

@@ -66,6 +66,21 @@ def accept(
     return Verified(accepted, proposed, counts.index_add(0, drafts.lane, accepted - each))
 
 
+def write_drafts(
+    table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
+) -> None:
+    """Behind the last token of each row, for the next step to verify.
+
+    table           [rows, positions]
+    made            [rows]: how many there are
+    rows, position  [N]: whose they are, and where the last token stands
+    drafts, count   [N, D] and [N]: so many of them were meant
+    """
+    places = position[:, None] + 1 + torch.arange(drafts.shape[1], device=rows.device)
+    table[rows[:, None], places] = drafts
+    made[rows] = count
+
+
 def count_accepted(*, drafts: Tensor, chosen: Tensor, count: Tensor) -> Tensor:
     """[N]: how many of each lane's drafts are certain now; the bonus is what was chosen after so many.
 

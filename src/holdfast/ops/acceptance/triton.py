@@ -23,3 +23,15 @@ def accept(
             PLACES=triton.next_power_of_2(drafts.most + 1), num_warps=1,
         )  # fmt: skip
     return Verified(accepted, proposed, certain)
+
+
+def write_drafts(
+    table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
+) -> None:
+    """As the reference's."""
+    lanes, depth = drafts.shape
+    if lanes:
+        kernels.write_drafts[(lanes,)](
+            table, made, rows, position, drafts.contiguous(), count, table.stride(0), depth,
+            PLACES=triton.next_power_of_2(depth), num_warps=1,
+        )  # fmt: skip

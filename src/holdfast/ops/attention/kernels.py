@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..twins.kernels import follow
+
 
 @triton.jit
 def store(
@@ -31,7 +33,7 @@ def store(
     k_page, k_place, k_stored, v_page, v_place, v_stored, table_row,
     QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr, ZERO_CENTRED: tl.constexpr, PAGE: tl.constexpr,
-    BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For every (token, block of heads): query heads go to q_out, then come those of keys and values, to their page.
 
@@ -40,6 +42,7 @@ def store(
     """
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, position = tl.load(rows + token), tl.load(positions + token)
+    follow(EARLY)
     if row == 0:
         return
     QUERY_BLOCKS: tl.constexpr = (QH + BH - 1) // BH
@@ -116,7 +119,7 @@ def attend(
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BD: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BLOCKS: tl.constexpr, LEAST: tl.constexpr,
-    RUNS: tl.constexpr, SPLIT: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr,
+    RUNS: tl.constexpr, SPLIT: tl.constexpr, TREE: tl.constexpr, LATENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For every (key head, split, block of tokens): RUNS: `work` names them; else BLOCKS of them are a window.
 
@@ -129,6 +132,7 @@ def attend(
     lane, first = _work(work, program, tl.num_programs(2), BM // G, BLOCKS, RUNS)
     row, count = tl.load(rows + lane), tl.load(counts + lane).to(tl.int32)
     at, token = tl.load(position + lane).to(tl.int32), tl.load(offsets + lane)
+    follow(EARLY)
     if (row == 0) | (first >= count):
         return
     end = at + tl.minimum(first + BM // G, count)
@@ -254,7 +258,7 @@ def _tile(places, known, FIRST: tl.constexpr, LAST: tl.constexpr, WIDTH: tl.cons
 def join(
     partial, lse, out, work, rows, counts, offsets, position, splits,
     G: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BLOCKS: tl.constexpr, LEAST: tl.constexpr, RUNS: tl.constexpr, SOME: tl.constexpr,
+    BLOCKS: tl.constexpr, LEAST: tl.constexpr, RUNS: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For every (row of a block, key head, block of tokens): what its splits found, weighed; SOME at a time."""
     m, head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -263,6 +267,7 @@ def join(
     row, count = tl.load(rows + lane), tl.load(counts + lane).to(tl.int32)
     at, token = tl.load(position + lane).to(tl.int32), tl.load(offsets + lane)
     t = first + m // G
+    follow(EARLY)
     if (row == 0) | (t >= count):
         return
     end = at + tl.minimum(first + BM // G, count)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..places import KVState
 from ..step import StateStep
+from ..twins.launch import early
 from . import kernels
 from .heads import HeadNorms
 from .reference import contexts, kv_places
@@ -247,6 +248,7 @@ def _attend(
         "BLOCKS": blocks,
         "LEAST": max(LEAST_SPLIT, tiles.context),
         "RUNS": work is not None,
+        **early(queries.device),
     }
     kernels.attend[(shape.heads, splits, programs)](
         queries,
@@ -330,6 +332,7 @@ def _store(
         BD=padded(dim),
         BV=padded(value_dim),
         num_warps=4 if block * width > 512 else 2,
+        **early(queries.device),
     )
 
 

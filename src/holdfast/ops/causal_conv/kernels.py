@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..twins.kernels import follow
+
 PLAIN = tl.constexpr(0)
 SHORT = tl.constexpr(1)
 DELTA = tl.constexpr(2)
@@ -75,14 +77,16 @@ def windows(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     stride, C, NORMED, eps,
     W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr, BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
-    if row == 0:
-        return
     first, at = tl.load(offsets + lane).to(tl.int64), tl.load(position + lane)
     begin, end = tl.load(base + lane), tl.load(end_base + lane)
     slot = tl.load(read_slot + lane).to(tl.int64)
+    follow(EARLY)
+    if row == 0:
+        return
     channels = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channels < C
     for t in range(count):

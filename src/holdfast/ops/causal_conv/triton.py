@@ -11,6 +11,7 @@ from torch import Tensor
 from ..gated_delta.front import DeltaInputs, DeltaWeights
 from ..places import ConvState
 from ..step import StateStep
+from ..twins.launch import early
 from . import kernels, reference
 
 CHANNELS = 256
@@ -83,7 +84,7 @@ def _launch(
     if windows:
         kernels.windows[(parts, windows)](
             *operands, *cursors, *slots, x.stride(0), channels, normed, EPS,
-            **common, BIASED=biased, num_warps=max(1, block // 128),
+            **common, BIASED=biased, num_warps=max(1, block // 128), **early(x.device),
         )  # fmt: skip
     if lanes > windows:
         first = step.num_window_tokens

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..causal_conv.kernels import kept_input
+from . import checkpoint_kernels as checkpoints
 
 
 @triton.jit
@@ -40,8 +42,8 @@ def _pairwise(log_g, chain):
 def _exact(a, b):
     """a @ b in float32, where a is bfloat16 or both are float32."""
     if a.dtype == tl.bfloat16:
-        if b.dtype == tl.bfloat16:
-            return tl.dot(a, b)
+        if b.dtype == tl.bfloat16 or b.dtype.primitive_bitwidth == 8:
+            return tl.dot(a, b.to(tl.bfloat16))
         else:
             high = b.to(tl.bfloat16)
             rest = b - high.to(tl.float32)
@@ -54,8 +56,8 @@ def _exact(a, b):
 
 @triton.jit
 def _folded(state, gain, keys, weight, adds):
-    """gain * state + keys^T @ (weight * adds), in the dtype of the state; keys [JP, K], adds [JP, BV]"""
-    return (gain * state.to(tl.float32) + _exact(keys.trans(1, 0), weight[:, None] * adds)).to(state.dtype)
+    """gain * state + keys^T @ (weight * adds), in float32; keys [JP, K], adds [JP, BV]"""
+    return gain * state + _exact(keys.trans(1, 0), weight[:, None] * adds)
 
 
 @triton.jit
@@ -174,9 +176,28 @@ def _halves(dots, TP: tl.constexpr):
 
 
 @triton.jit
+def _scale_of_folded(
+    state, scale, keys, gain, weight, adds, inside, known, real,
+    kind: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Of the whole state that `_folded` makes in parts of BK keys; before any of these can be rounded."""
+    greatest = tl.zeros((1, scale.shape[0]), tl.float32)
+    if kind.primitive_bitwidth == 8:
+        for channel in range(0, K, BK):
+            channels = channel + tl.arange(0, BK)
+            part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
+            key = tl.load(keys + channels, mask=real, other=0.0)
+            folded = _folded(checkpoints.wide(part, scale), gain, key, weight, adds)
+            greatest = tl.maximum(
+                greatest, checkpoints.greatest(folded)[None, :], propagate_nan=tl.PropagateNan.ALL
+            )
+    return checkpoints.scale_for(greatest, kind)
+
+
+@triton.jit
 def main(
     qk, v, out,  # [tokens, 2, H, K], [tokens, HV, V] twice
-    saved,  # [slots, HV, K, V]
+    saved, scales,  # [slots, HV, K, V], and of numbers of a byte [slots, HV, 1, V]
     journal_k, journal_u, journal_g,  # [rows, CAP, H, K], [rows, CAP, HV, V], [rows, CAP, HV]
     old_in, gain_in, mix_in, mid_in, mid_gain,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
@@ -195,6 +216,7 @@ def main(
     folds = (end > begin) | passes
     if (row == 0) | (folds != FOLDS):
         return
+    kind: tl.constexpr = saved.dtype.element_ty
     HV: tl.constexpr = H * GROUP
     BOTH: tl.constexpr = 2 * TP
     head = value_head // GROUP
@@ -222,6 +244,7 @@ def main(
     keys = journal_k + (row * CAP * H + head) * K
     real = (places < J)[:, None]
     product = tl.zeros((BOTH, BV), tl.float32)
+    scale = checkpoints.load_scale(scales, slot, value_head, values, inside & (begin > 0), HV, V, kind)
     if FOLDS:
         known = begin > 0
         if end > begin:
@@ -232,21 +255,28 @@ def main(
             weight = tl.exp(tl.cumsum(after, reverse=True))
             add = tl.load(adds + place * (HV * V), mask=real & inside[None, :], other=0.0)
             target = saved + (target_slot * HV + value_head) * K * V + values[None, :]
+            line_keys, gain_line = keys + place * (H * K), tl.exp(whole)
+            next_scale = _scale_of_folded(
+                state, scale, line_keys, gain_line, weight, add, inside, known, real, kind, K, V, BK
+            )
             for channel in range(0, K, BK):
                 channels = channel + tl.arange(0, BK)
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
-                key = tl.load(keys + place * (H * K) + channels, mask=real, other=0.0)
-                part = _folded(part, tl.exp(whole), key, weight, add)
+                key = tl.load(line_keys + channels, mask=real, other=0.0)
+                part = checkpoints.narrow(
+                    _folded(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
+                )
                 tl.store(target + channels[:, None] * V, part, mask=inside[None, :])
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
-            state = target
+            checkpoints.store_scale(scales, target_slot, value_head, values, next_scale, inside, HV, V, kind)
+            state, scale = target, next_scale
             known = True
         elif known:
             for channel in range(0, K, BK):
                 channels = channel + tl.arange(0, BK)
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :], other=0.0)
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
-        recalled = gain[:, None] * product + tl.dot(old, held_u, input_precision="tf32x3")
+        recalled = gain[:, None] * (product * scale[None, :]) + tl.dot(old, held_u, input_precision="tf32x3")
         if passes:
             missing = tl.where((token < line)[:, None] & entry, value.to(tl.float32) - recalled, 0.0)
             fresh = tl.dot(mix, missing, input_precision="tf32x3")
@@ -258,20 +288,27 @@ def main(
             weight = tl.load(mid_in + mine * JP + places, mask=places < J, other=0.0)
             add = tl.load(adds + place * (HV * V), mask=real & inside[None, :], other=0.0)
             product = tl.zeros((BOTH, BV), tl.float32)
+            line_keys, gain_line = keys + place * (H * K), tl.load(mid_gain + mine)
+            next_scale = _scale_of_folded(
+                state, scale, line_keys, gain_line, weight, add, inside, known, real, kind, K, V, BK
+            )
             for channel in range(0, K, BK):
                 channels = channel + tl.arange(0, BK)
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
-                key = tl.load(keys + place * (H * K) + channels, mask=real, other=0.0)
-                part = _folded(part, tl.load(mid_gain + mine), key, weight, add)
+                key = tl.load(line_keys + channels, mask=real, other=0.0)
+                part = checkpoints.narrow(
+                    _folded(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
+                )
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
-            recalled = tl.where((token < line)[:, None], recalled, gain[:, None] * product)
+            beyond = gain[:, None] * (product * next_scale[None, :])
+            recalled = tl.where((token < line)[:, None], recalled, beyond)
     else:
         if begin > 0:
             for channel in range(0, K, BK):
                 channels = channel + tl.arange(0, BK)
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :], other=0.0)
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
-        recalled = gain[:, None] * product + tl.dot(old, held_u, input_precision="tf32x3")
+        recalled = gain[:, None] * (product * scale[None, :]) + tl.dot(old, held_u, input_precision="tf32x3")
     missing = tl.where(entry, value.to(tl.float32) - recalled, 0.0)
     found = tl.dot(mix, missing, input_precision="tf32x3")
     tl.store(adds + ((at + token) % CAP)[:, None] * (HV * V), found, mask=entry)
@@ -291,8 +328,13 @@ def front_one(
     rows, counts, offsets, position, end_base,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    EARLY: tl.constexpr, BEHIND_FOLDS: tl.constexpr,
 ):  # fmt: skip
-    """As `front`, for windows of one token, whose triangular system is a number."""
+    """As `front`, for windows of one token, whose triangular system is a number. EARLY: as for `front_token`."""
+    if EARLY:
+        gdc_launch_dependents()
+        if not BEHIND_FOLDS:
+            gdc_wait()
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
@@ -317,6 +359,8 @@ def front_one(
                 key, query, old, own, strength, row, lane, value_head, at, end, scale,
                 journal_g, old_out, mix_out, HV, JP, CAP,
             )  # fmt: skip
+    if EARLY and BEHIND_FOLDS:
+        gdc_wait()
 
 
 @triton.jit
@@ -351,10 +395,16 @@ def front_token(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     qkv_stride, a_stride, b_stride, C, beta_scale, scale, eps,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    W: tl.constexpr, RING: tl.constexpr,
+    W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr, BEHIND_FOLDS: tl.constexpr,
 ):  # fmt: skip
     """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
-    `front_one` does. Programs below H take a key head and its gates, the others K channels of the values."""
+    `front_one` does. Programs below H take a key head and its gates, the others K channels of the values.
+
+    EARLY: begins while the kernel in front of it still runs. That is `fold_lines`, which writes nothing of this, so
+    that only the end is waited for; or what makes the inputs, so that all else is read before they are there.
+    """
+    if EARLY:
+        gdc_launch_dependents()
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
@@ -362,14 +412,19 @@ def front_token(
     count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
     slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     if row == 0:  # asked when all is on its way: a wait costs more than these loads
+        if EARLY:
+            gdc_wait()
         return
     channels, places = tl.arange(0, K), tl.arange(0, JP)
     kind: tl.constexpr = qk_out.dtype.element_ty
     if role >= H:
         mine = (H + role) * K + channels
+        past = _past(conv_weight, conv_saved, conv_ring, mine, mine < C, row, at, begin, slot, C, W, RING)
+        if EARLY and not BEHIND_FOLDS:
+            gdc_wait()
         value = _convolved(
-            qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, row, token, at, begin, end, slot, target, count,
-            qkv_stride, C, W, RING,
+            past, qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, row, token, at, begin, end, slot, target,
+            count, qkv_stride, C, W, RING,
         )  # fmt: skip
         place = token * (C - 2 * H * K) + mine - 2 * H * K
         tl.store(v_out + place, (value * tl.sigmoid(value)).to(kind), mask=(mine < C) & (count > 0))
@@ -379,13 +434,18 @@ def front_token(
         old = tl.load(
             ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
         ).to(tl.float32)
+        ours, theirs, every = role * K + channels, (H + role) * K + channels, channels < K
+        past = _past(conv_weight, conv_saved, conv_ring, ours, every, row, at, begin, slot, C, W, RING)
+        key_past = _past(conv_weight, conv_saved, conv_ring, theirs, every, row, at, begin, slot, C, W, RING)
+        if EARLY and not BEHIND_FOLDS:
+            gdc_wait()
         query = _convolved(
-            qkv, conv_weight, conv_saved, conv_ring, role * K + channels, channels < K, row, token, at, begin, end,
-            slot, target, count, qkv_stride, C, W, RING,
+            past, qkv, conv_weight, conv_saved, conv_ring, ours, every, row, token, at, begin, end, slot, target,
+            count, qkv_stride, C, W, RING,
         )  # fmt: skip
         key = _convolved(
-            qkv, conv_weight, conv_saved, conv_ring, (H + role) * K + channels, channels < K, row, token, at, begin,
-            end, slot, target, count, qkv_stride, C, W, RING,
+            key_past, qkv, conv_weight, conv_saved, conv_ring, theirs, every, row, token, at, begin, end, slot,
+            target, count, qkv_stride, C, W, RING,
         )  # fmt: skip
         if count > 0:
             probe, written = _unit(query, eps, kind), _unit(key, eps, kind)
@@ -404,6 +464,8 @@ def front_token(
                     written, probe, old, own, strength, row, lane, value_head, at, end, scale,
                     journal_g, old_out, mix_out, HV, JP, CAP,
                 )  # fmt: skip
+    if EARLY and BEHIND_FOLDS:
+        gdc_wait()
 
 
 @triton.jit
@@ -414,16 +476,24 @@ def _unit(x, eps, kind: tl.constexpr):
 
 
 @triton.jit
-def _convolved(
-    x, weight, saved, ring, channels, inside, row, token, at, begin, end, slot, target, count, stride, C,
-    W: tl.constexpr, CAP: tl.constexpr,
+def _past(
+    weight, saved, ring, channels, inside, row, at, begin, slot, C, W: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """The convolution of one token, as `ops.causal_conv.kernels.windows` has it, in these channels."""
+    """What earlier tokens give to the convolution of one, in these channels."""
     acc = tl.zeros(channels.shape, tl.float32)
     for j in tl.static_range(W - 1):
         where = at - (W - 1) + j
         value = kept_input(saved, ring, row, slot, begin, where, channels, inside, C, W, CAP)
         acc += value * tl.load(weight + channels * W + j, mask=inside, other=0.0).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _convolved(
+    acc, x, weight, saved, ring, channels, inside, row, token, at, begin, end, slot, target, count, stride, C,
+    W: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """The convolution of one token, as `ops.causal_conv.kernels.windows` has it, in these channels. acc: its past"""
     own = tl.load(x + token * stride + channels, mask=inside & (count > 0), other=0.0)
     acc += own.to(tl.float32) * tl.load(weight + channels * W + W - 1, mask=inside, other=0.0).to(tl.float32)
     tl.store(
@@ -438,75 +508,42 @@ def _convolved(
 
 
 @triton.jit
-def main_one(
-    qk, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, lanes, v_stride,
+def fold_lines(
+    saved, scales, journal_k, journal_u, journal_g, rows, base, end_base, read_slot, write_slot, lanes,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """As `main`, for windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: others; -1: all.
-
-    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them; with
-    few lanes in all, another launch costs more than registers.
-    """
-    block, value_head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if LANES <= 0:
-        row, count = tl.load(rows + third).to(tl.int64), tl.load(counts + third)
-        begin, end, at = tl.load(base + third), tl.load(end_base + third), tl.load(position + third)
-        slot, token = tl.load(read_slot + third).to(tl.int64), tl.load(offsets + third).to(tl.int64)
-        values = block * BV + tl.arange(0, BV)
-        wanted = (row > 0) & ((end == begin) | (LANES < 0)) & ((count > 0) | (end > begin))
-        inside = (values < V) & wanted
-        state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), H * GROUP, K, V)
-        if not wanted:
-            return
-        if LANES < 0:  # noqa: SIM102  which is known when this is compiled, and the other is not
-            if end > begin:
-                state = _fold_lane(
-                    state, row, begin, tl.load(write_slot + third).to(tl.int64), value_head, values, inside,
-                    saved, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-                )  # fmt: skip
-        if count > 0:
-            _absorb(
-                state.to(tl.float32), third, row, token, at, end, value_head, values, inside,
-                qk, v, out, journal_u, old_in, mix_in, v_stride, H, GROUP, K, V, JP, CAP,
-            )  # fmt: skip
-    else:
-        some = tl.arange(0, LANES)
-        lane = third * LANES + some
-        real = lane < lanes
-        all_rows = tl.load(rows + lane, mask=real, other=0).to(tl.int64)
-        begins, ends = tl.load(base + lane, mask=real, other=0), tl.load(end_base + lane, mask=real, other=0)
-        folding = (all_rows > 0) & (ends > begins)
-        values = block * BV + tl.arange(0, BV)
-        inside = values < V
-        for i in range(LANES):
-            if tl.sum(tl.where((some == i) & folding, 1, 0)) > 0:
-                this = third * LANES + i
-                row, begin = tl.load(rows + this).to(tl.int64), tl.load(base + this)
-                end, at, count = tl.load(end_base + this), tl.load(position + this), tl.load(counts + this)
-                token, slot = tl.load(offsets + this).to(tl.int64), tl.load(read_slot + this).to(tl.int64)
-                state = _checkpoint(saved, slot, value_head, values, inside & (begin > 0), H * GROUP, K, V)
-                state = _fold_lane(
-                    state, row, begin, tl.load(write_slot + this).to(tl.int64), value_head, values, inside,
-                    saved, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-                )  # fmt: skip
-                if count > 0:
-                    _absorb(
-                        state.to(tl.float32), this, row, token, at, end, value_head, values, inside,
-                        qk, v, out, journal_u, old_in, mix_in, v_stride, H, GROUP, K, V, JP, CAP,
-                    )  # fmt: skip
+    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
+    if EARLY:
+        gdc_launch_dependents()
+    block, value_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    every = tl.arange(0, LP)
+    real = every < lanes
+    begins, ends = tl.load(base + every, mask=real, other=0), tl.load(end_base + every, mask=real, other=0)
+    folding = ((tl.load(rows + every, mask=real, other=0) > 0) & (ends > begins)).to(tl.int32)
+    number = tl.cumsum(folding)
+    values = block * BV + tl.arange(0, BV)
+    for nth in range(mine + 1, tl.sum(folding) + 1, tl.num_programs(2)):
+        lane = tl.sum(tl.where((folding > 0) & (number == nth), every, 0))
+        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+        slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+        _fold_lane(
+            row, begin, slot, target, value_head, values, values < V,
+            saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
+        )  # fmt: skip
 
 
 @triton.jit
 def _fold_lane(
-    state, row, begin, target, value_head, values, inside,
-    saved, journal_k, journal_u, journal_g,
+    row, begin, slot, target, value_head, values, inside,
+    saved, scales, journal_k, journal_u, journal_g,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """A line of a lane's journal into its checkpoint, which is stored as well."""
+    """A line of a lane's journal into its checkpoint."""
     HV: tl.constexpr = H * GROUP
+    known = inside & (begin > 0)
+    state, scale = checkpoints.load(saved, scales, slot, value_head, values, known, HV, K, V)
     places, channels = tl.arange(0, JP), tl.arange(0, K)
     place = ((begin + places) % CAP)[:, None]
     keys = tl.load(
@@ -522,47 +559,81 @@ def _fold_lane(
     gates = journal_g + row * CAP * HV + value_head
     after = tl.load(gates + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
     whole = tl.sum(tl.load(gates + ((begin + places) % CAP) * HV, mask=places < J, other=0.0))
-    state = _folded(state, tl.exp(whole), keys, tl.exp(tl.cumsum(after, reverse=True)), adds)
-    tl.store(
-        saved + (target * HV + value_head) * K * V + channels[:, None] * V + values[None, :],
-        state,
-        mask=inside[None, :],
+    folded = _folded(
+        checkpoints.wide(state, scale), tl.exp(whole), keys, tl.exp(tl.cumsum(after, reverse=True)), adds
     )
-    return state
+    checkpoints.store(saved, scales, target, value_head, values, folded, inside, HV, K, V)
 
 
 @triton.jit
-def _checkpoint(saved, slot, head, values, known, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
-    """[K, BV] of a slot, zero where it is not known"""
-    tile = tl.arange(0, K)[:, None] * V + values[None, :]
-    return tl.load(saved + (slot * HV + head) * K * V + tile, mask=known[None, :], other=0.0)
-
-
-@triton.jit
-def _absorb(
-    state, lane, row, token, at, end, value_head, values, inside,
-    qk, v, out, journal_u, old_in, mix_in, v_stride,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+def main_one(
+    qk, v, out, saved, scales, journal_k, journal_u, journal_g, old_in, mix_in,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    KC: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One token of one lane; all loads are asked for before any is waited for."""
+    """As `main`, for windows of one token. FOLDS: lanes that fold do so here; else `fold_lines` has done it for them.
+
+    EARLY: this begins while the launches before it still run, and reads what they do not write.
+    """
+    block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HV: tl.constexpr = H * GROUP
-    head, mine = value_head // GROUP, lane.to(tl.int64) * HV + value_head
-    channels, places = tl.arange(0, K), tl.arange(0, JP)
-    key = tl.load(qk + ((token * 2 + 1) * H + head) * K + channels)
-    query = tl.load(qk + (token * 2 * H + head) * K + channels)
+    kind: tl.constexpr = saved.dtype.element_ty
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
+    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
+    target = tl.load(write_slot + lane).to(tl.int64)
+    values, places = block * BV + tl.arange(0, BV), tl.arange(0, JP)
+    folds = (row > 0) & (end > begin)
+    if EARLY:  # noqa: SIM102  which is known when this is compiled, and the other is not
+        if (row == 0) | (count == 0) | (folds & (not FOLDS)):
+            gdc_wait()
+    if FOLDS:  # noqa: SIM102
+        if folds:
+            _fold_lane(
+                row, begin, slot, target, value_head, values, values < V,
+                saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
+            )  # fmt: skip
+            tl.debug_barrier()
+    if (row == 0) | (count == 0):
+        return
+    inside = values < V
+    source = tl.where(folds, target, slot)
+    parts = checkpoints.load_parts(saved, source, value_head, values, inside & (end > 0), HV, K, V, KC)
+    scale = checkpoints.load_scale(scales, source, value_head, values, inside & (end > 0), HV, V, kind)
     adds = journal_u + (row * CAP * HV + value_head) * V + values
     old_u = tl.load(
-        adds[None, :] + ((end + places) % CAP)[:, None] * (HV * V),
-        mask=(places < at - end)[:, None] & inside[None, :],
+        adds[None, :] + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (HV * V),
+        mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
         other=0.0,
     )
+    if EARLY:
+        gdc_wait()
+    head, mine = value_head // GROUP, lane.to(tl.int64) * HV + value_head
     to_key = tl.load(old_in + mine * 2 * JP + places)
     to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
     value = tl.load(v + token * v_stride + value_head * V + values, mask=inside, other=0.0).to(tl.float32)
-    decay, scaled = tl.load(mix_in + mine * 4), tl.load(mix_in + mine * 4 + 1)
+    decay, by_query = tl.load(mix_in + mine * 4), tl.load(mix_in + mine * 4 + 1)
     strength, seen = tl.load(mix_in + mine * 4 + 2), tl.load(mix_in + mine * 4 + 3)
-    recalled = decay * tl.sum(state * key.to(tl.float32)[:, None], 0) + tl.sum(to_key[:, None] * old_u, 0)
-    result = scaled * tl.sum(state * query.to(tl.float32)[:, None], 0) + tl.sum(to_query[:, None] * old_u, 0)
+    key, query = qk + ((token * 2 + 1) * H + head) * K, qk + (token * 2 * H + head) * K
+    of_key, of_query = _recalled_one(parts, scale, key, query, K)
+    recalled = decay * of_key + tl.sum(to_key[:, None] * old_u, 0)
+    result = by_query * of_query + tl.sum(to_query[:, None] * old_u, 0)
     fresh = strength * (value - recalled)
     tl.store(adds + (at % CAP) * (HV * V), fresh, mask=inside)
     tl.store(out + (token * HV + value_head) * V + values, result + seen * fresh, mask=inside)
+
+
+@triton.jit
+def _recalled_one(parts, scale, key, query, K: tl.constexpr):
+    """What a key and a query recall of a checkpoint, [BV] each. Part by part, since with all its numbers in float32
+    at once registers would be twice as many, and programs that wait for memory at the same time half as many."""
+    KC: tl.constexpr = parts[0].shape[0]
+    some = tl.arange(0, KC)
+    of_key, of_query = tl.zeros(parts[0].shape, tl.float32), tl.zeros(parts[0].shape, tl.float32)
+    for i in tl.static_range(K // KC):
+        numbers = parts[i].to(tl.float32)
+        of_key += numbers * tl.load(key + i * KC + some).to(tl.float32)[:, None]
+        of_query += numbers * tl.load(query + i * KC + some).to(tl.float32)[:, None]
+    return scale * tl.sum(of_key, 0), scale * tl.sum(of_query, 0)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs, rounded
+from ..journal import Entries, Inputs
 from ..linear_attention import decays, pairwise_decay, per_head, window_decays
+from ..rounding import rounded
 
 AXES = ("head", "value", "key")
 

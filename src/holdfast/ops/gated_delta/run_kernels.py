@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import checkpoint_kernels as checkpoints
 from .kernels import _folded
 
 
@@ -100,7 +101,7 @@ def _at_line(state, key, u, gates, following, size, PRECISION: tl.constexpr):
 
 @triton.jit
 def scan(
-    qk, out, saved, journal_k, journal_u, journal_g, log_g,
+    qk, out, saved, scales, journal_k, journal_u, journal_g, log_g,
     w_in, u_in, scores_in,
     lane_segment, lane_segments, first_lane,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
@@ -126,30 +127,30 @@ def scan(
         tl.arange(0, 64),
     )
     inside = values < V
-    tile = value_head * K * V + channels[:, None] * V + values[None, :]
-    stride = HV * K * V
     keys = journal_k + (row * CAP * H + head) * K + channels[None, :]
     adds = journal_u + (row * CAP * HV + value_head) * V + values[None, :]
     marks = journal_g + row * CAP * HV + value_head
 
-    stored = tl.load(saved + slot * stride + tile, mask=inside[None, :] & (begin > 0), other=0.0)
+    known = inside & (begin > 0)
+    stored, stored_scale = checkpoints.load(saved, scales, slot, value_head, values, known, HV, K, V)
+    state = checkpoints.wide(stored, stored_scale)
     since = begin
     if at - begin >= J:  # the line that the last window passed
         place = (begin + places) % CAP
         kept = (places < J)[:, None]
         after = tl.load(marks + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
         whole = tl.sum(tl.load(marks + place * HV, mask=places < J, other=0.0))
-        stored = _folded(
-            stored,
+        folded = _folded(
+            state,
             tl.exp(whole),
             tl.load(keys + place[:, None] * (H * K), mask=kept, other=0.0),
             tl.exp(tl.cumsum(after, reverse=True)),
             tl.load(adds + place[:, None] * (HV * V), mask=kept & inside[None, :], other=0.0),
         )
         since = begin + J
+        state = checkpoints.rounded(folded, saved.dtype.element_ty)
         if end == since:
-            tl.store(saved + target * stride + tile, stored, mask=inside[None, :])
-    state = stored.to(tl.float32)
+            checkpoints.store(saved, scales, target, value_head, values, folded, inside, HV, K, V)
     held = (at - since).to(tl.int32)
     if held > 0:
         place = (since + places) % CAP
@@ -194,18 +195,18 @@ def scan(
         tl.store(adds + (where % CAP)[:, None] * (HV * V), u, mask=left)
         if (end > start) & (end < start + size):
             line = _at_line(state, key, u, gates, following, (end - start).to(tl.int32), PRECISION)
-            tl.store(saved + target * stride + tile, line.to(saved.dtype.element_ty), mask=inside[None, :])
+            checkpoints.store(saved, scales, target, value_head, values, line, inside, HV, K, V)
         for e in range(num_exports):
             wanted = tl.load(exports + 3 * e + 2)
             if (tl.load(exports + 3 * e) == lane) & (wanted > start) & (wanted <= start + size):
                 line = _at_line(state, key, u, gates, following, (wanted - start).to(tl.int32), PRECISION)
-                to = tl.load(exports + 3 * e + 1) * stride
-                tl.store(saved + to + tile, line.to(saved.dtype.element_ty), mask=inside[None, :])
+                to = tl.load(exports + 3 * e + 1).to(tl.int64)
+                checkpoints.store(saved, scales, to, value_head, values, line, inside, HV, K, V)
         state = _at_line(state, key, u, gates, following, size, PRECISION)
-        state = state.to(saved.dtype.element_ty).to(tl.float32)
+        state = checkpoints.rounded(state, saved.dtype.element_ty)
         start += size
         if start == end:
-            tl.store(saved + target * stride + tile, state.to(saved.dtype.element_ty), mask=inside[None, :])
+            checkpoints.store(saved, scales, target, value_head, values, state, inside, HV, K, V)
 
 
 @triton.jit

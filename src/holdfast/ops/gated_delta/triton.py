@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, join
+from ..twins.launch import LEAST, beside, early, join
 from . import kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -30,18 +30,20 @@ class Tiles:
 
 @dataclass(frozen=True)
 class FoldTiles:
-    """How folds are cut: few lanes fold in a step, so a program looks after several."""
+    """How folds are cut: value channels of a program, its warps; programs for every lane that may be expected to."""
 
     values: int
-    lanes: int
     warps: int
+    share: int = 1
 
 
-FOLD = FoldTiles(values=32, lanes=8, warps=2)
-DEFAULT_TILES = Tiles(values=32, warps=1)
+FOLD = FoldTiles(values=32, warps=2)
+WINDOW_TILES = Tiles(values=64, warps=2)
+DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(32, 1, keys=32)}
+"""Of single tokens, by the bytes of a number in a checkpoint."""
 FEW_LANES = 32
 """Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
-FEW_TILES = Tiles(values=16, warps=1)
+FEW_TILES = Tiles(values=32, warps=2, keys=32)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def windows(
     *,
     scale: float,
     scratch: Scratch | None = None,
-    tiles: Tiles = DEFAULT_TILES,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Absorb the step's windows, chains only; as `ops.journal.advance` does for GatedDelta.
 
@@ -104,18 +106,20 @@ def windows(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     slots = (step.base, step.end_base, step.read_slot, step.write_slot)
     cursors = (step.rows, step.counts, step.offsets, step.position)
     prepared = (qk, log_g, beta, pool.journal["k"], pool.journal["log_g"])
     strides = (log_g.stride(0), beta.stride(0), scale)
     absorbed = _absorbed(qk, v, out, pool)
     if step.longest_window <= 1:
+        folds = _fold_lines(pool, step, shape)
         kernels.front_one[(heads, lanes)](
-            *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, num_warps=1
-        )
+            *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early(v.device),
+            BEHIND_FOLDS=folds, num_warps=1,
+        )  # fmt: skip
         _main_one(qk, v, pool, step, out, scratch, tiles, shape)
         return out
+    tiles = tiles or WINDOW_TILES
     shape |= {"TP": padded(step.longest_window), "J": grid}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
@@ -124,6 +128,7 @@ def windows(
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
     launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     with beside(v.device):
         kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
     kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
@@ -140,6 +145,7 @@ def decode(
     out: Tensor,
     *,
     eps: float,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Windows of one token, from projections to what the rule gives: [tokens, HV, V], as `Ops.delta_net`."""
     value_heads, key_dim, value_dim = pool.saved.shape[1:]
@@ -157,15 +163,35 @@ def decode(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
+    folds = _fold_lines(pool, step, shape)
     kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
         qkv, inputs.a, inputs.b, weights.conv, weights.a_log, weights.dt_bias, conv.saved, conv.ring,
         pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
         step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
-        key_dim**-0.5, eps, **shape, W=weights.conv.shape[1], RING=conv.ring.shape[1], num_warps=1,
+        key_dim**-0.5, eps, **shape, **early(qkv.device), BEHIND_FOLDS=folds, W=weights.conv.shape[1],
+        RING=conv.ring.shape[1], num_warps=1,
     )  # fmt: skip
-    _main_one(qk, v, pool, step, out, scratch, DEFAULT_TILES, shape)
+    _main_one(qk, v, pool, step, out, scratch, tiles, shape)
     return out
+
+
+def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> bool:
+    """With many lanes, those that fold have a launch of their own, or else it would cost the others registers.
+
+    It is then the first of three that overlap. -> has there been one?
+    """
+    if step.num_windows <= FEW_LANES:
+        return False
+    lanes, (value_heads, _, value_dim) = step.num_windows, pool.saved.shape[1:]
+    programs = FOLD.share * triton.cdiv(lanes, step.grid)
+    kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
+        pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
+        step.rows, step.base, step.end_base, step.read_slot, step.write_slot, lanes,
+        **shape, V=value_dim, BV=FOLD.values, J=step.grid, LP=triton.next_power_of_2(lanes),
+        EARLY=early(pool.saved.device)["EARLY"], num_warps=FOLD.warps,
+    )  # fmt: skip
+    return True
 
 
 def _main_one(
@@ -175,27 +201,26 @@ def _main_one(
     step: StateStep,
     out: Tensor,
     scratch: Scratch,
-    tiles: Tiles,
+    tiles: Tiles | None,
     shape: dict[str, Any],
 ) -> None:
     lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
-    shape = shape | {"V": value_dim, "J": step.grid}
-    cursors = (step.rows, step.counts, step.offsets, step.position)
-    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
-    arguments = (*_absorbed(qk, v, out, pool), scratch.old, scratch.mix, *cursors, *slots, lanes, v.stride(0))
-    if lanes <= FEW_LANES:
-        blocks = (triton.cdiv(value_dim, FEW_TILES.values), value_heads, lanes)
-        kernels.main_one[blocks](
-            *arguments, **shape, BV=FEW_TILES.values, LANES=-1, num_warps=FEW_TILES.warps
-        )
-        return
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
-    with beside(v.device):
-        folds = (triton.cdiv(value_dim, FOLD.values), value_heads, triton.cdiv(lanes, FOLD.lanes))
-        kernels.main_one[folds](*arguments, **shape, BV=FOLD.values, LANES=FOLD.lanes, num_warps=FOLD.warps)
-    kernels.main_one[blocks](*arguments, **shape, BV=tiles.values, LANES=0, num_warps=tiles.warps)
-    join(v.device)
+    few = lanes <= FEW_LANES
+    tiles = tiles or (FEW_TILES if few else DECODE_TILES[pool.saved.element_size()])
+    kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
+        *_absorbed(qk, v, out, pool), scratch.old, scratch.mix,
+        step.rows, step.counts, step.offsets, step.position,
+        step.base, step.end_base, step.read_slot, step.write_slot, v.stride(0),
+        **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), J=step.grid,
+        FOLDS=few, **early(v.device),
+        num_warps=tiles.warps,
+    )  # fmt: skip
 
 
 def _absorbed(qk: Tensor, v: Tensor, out: Tensor, pool: TemporalState) -> tuple[Tensor, ...]:
-    return (qk, v, out, pool.saved, pool.journal["k"], pool.journal["u"], pool.journal["log_g"])
+    journal = pool.journal
+    return (qk, v, out, pool.saved, scales_of(pool), journal["k"], journal["u"], journal["log_g"])
+
+
+def scales_of(pool: TemporalState) -> Tensor:
+    return pool.saved if pool.scale is None else pool.scale

@@ -13,6 +13,7 @@ from ...config import CHUNK
 from ..places import TemporalState
 from ..step import StateStep
 from . import run_kernels as kernels
+from .triton import scales_of
 
 VALUES = 32
 """Value channels of a program that goes along a run."""
@@ -85,7 +86,7 @@ def runs(
     places = max(16, triton.next_power_of_2(step.grid))
     journal = {"JP": places, "CAP": pool.capacity}
     kernels.scan[(triton.cdiv(value_dim, VALUES), value_heads, count)](
-        qk, out, pool.saved, pool.journal["k"], pool.journal["u"], pool.journal["log_g"], log_g,
+        qk, out, pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"], log_g,
         w, u, scores, segments.first, segments.count, step.num_windows,
         *cursors, step.base, step.end_base, step.read_slot, step.write_slot,
         step.export_table, len(step.exports), scale,

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..twins.launch import early
 from . import kernels
 
 BLOCK = 1024
@@ -21,6 +22,6 @@ def gate_mul(gate: Tensor, x: Tensor, *, silu: bool) -> Tensor:
     block = min(BLOCK, triton.next_power_of_2(size))
     kernels.gate_mul[(tokens, heads, triton.cdiv(size, block))](
         gate, x, out, gate.stride(0), gate.stride(1), x.stride(0), x.stride(1), heads, size,
-        SILU=silu, BLOCK=block, num_warps=max(1, block // 256),
+        SILU=silu, BLOCK=block, num_warps=max(1, block // 256), **early(x.device),
     )  # fmt: skip
     return out

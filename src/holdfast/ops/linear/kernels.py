@@ -5,23 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..twins.kernels import follow
+
 
 @triton.jit
-def _dots(row, token, k, first, last, real, exists, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """[BN, BM]: rows of the weight by tokens, over the inputs first .. last - 1"""
-    acc = tl.zeros((BN, BM), tl.float32)
-    for at in range(first, last, BK):
-        inside = (k + at < last)[None, :]
-        w = tl.load(row + at + k[None, :], mask=real & inside, other=0.0)
-        a = tl.load(token + at + k[None, :], mask=exists & inside, other=0.0)
-        acc = tl.dot(w, a.trans(1, 0), acc)
-    return acc
+def _read(rows, at, last, k, wanted):
+    """[rows, BK]: inputs at .. at + BK - 1"""
+    return tl.load(rows + at + k[None, :], mask=wanted & (k + at < last)[None, :], other=0.0)
 
 
 @triton.jit
 def few(
     x, weight, bias, out, partial, arrived, tokens, outputs, inputs, share, x_stride, weight_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] @ weight [outputs, inputs]^T; at most BM tokens.
 
@@ -32,10 +29,13 @@ def few(
     n, m = block * BN + tl.arange(0, BN), tl.arange(0, BM)
     real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
     first = split * share
-    acc = _dots(
-        weight + n.to(tl.int64)[:, None] * weight_stride, x + m[:, None] * x_stride, tl.arange(0, BK),
-        first, tl.minimum(first + share, inputs), real, exists, BN, BM, BK,
-    )  # fmt: skip
+    last = tl.minimum(first + share, inputs)
+    k = tl.arange(0, BK)
+    row, token = weight + n.to(tl.int64)[:, None] * weight_stride, x + m[:, None] * x_stride
+    follow(EARLY)
+    acc = tl.zeros((BN, BM), tl.float32)
+    for at in range(first, last, BK):
+        acc = tl.dot(_read(row, at, last, k, real), _read(token, at, last, k, exists).trans(1, 0), acc)
     place = out + m[None, :] * outputs + n[:, None]
     written = real & (m < tokens)[None, :]
     if SPLITS == 1:
@@ -61,7 +61,7 @@ def few(
 @triton.jit
 def few_gated(
     x, weight, out, tokens, outputs, inputs, x_stride, weight_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = silu(x @ gate^T) * (x @ up^T), where weight [2 outputs, inputs] is gate, then up.
 
@@ -72,12 +72,12 @@ def few_gated(
     row = weight + n.to(tl.int64)[:, None] * weight_stride
     other = row + outputs.to(tl.int64) * weight_stride
     token = x + m[:, None] * x_stride
+    follow(EARLY)
     gate, up = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
     for at in range(0, inputs, BK):
-        inside = (k + at < inputs)[None, :]
-        a = tl.load(token + at + k[None, :], mask=exists & inside, other=0.0).trans(1, 0)
-        gate = tl.dot(tl.load(row + at + k[None, :], mask=real & inside, other=0.0), a, gate)
-        up = tl.dot(tl.load(other + at + k[None, :], mask=real & inside, other=0.0), a, up)
+        a = _read(token, at, inputs, k, exists).trans(1, 0)
+        gate = tl.dot(_read(row, at, inputs, k, real), a, gate)
+        up = tl.dot(_read(other, at, inputs, k, real), a, up)
     kind: tl.constexpr = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
     opened = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
@@ -88,18 +88,17 @@ def few_gated(
 @triton.jit
 def one(
     x, weight, bias, out, outputs, inputs, weight_stride,
-    BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `few` for a single token, without matrix instructions."""
     n, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     row = weight + n.to(tl.int64)[:, None] * weight_stride
     real = (n < outputs)[:, None]
-    acc = tl.zeros((BN, BK), tl.float32)
-    for at in range(0, inputs, BK):
-        inside = k + at < inputs
-        w = tl.load(row + at + k[None, :], mask=real & inside[None, :], other=0.0)
-        a = tl.load(x + at + k, mask=inside, other=0.0)
-        acc += w.to(tl.float32) * a.to(tl.float32)[None, :]
+    w = _read(row, 0, inputs, k, real)  # before the token is there
+    follow(EARLY)
+    acc = w.to(tl.float32) * _read(x, 0, inputs, k, True).to(tl.float32)
+    for at in range(BK, inputs, BK):
+        acc += _read(row, at, inputs, k, real).to(tl.float32) * _read(x, at, inputs, k, True).to(tl.float32)
     total = tl.sum(acc, 1)
     if BIASED:
         total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)

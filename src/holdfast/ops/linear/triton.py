@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..twins.launch import early
 from . import kernels
 
 FEW = 16
@@ -45,7 +46,7 @@ class Tiles:
 
 WIDE = Tiles(64, 128, warps=4, stages=4)
 NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
-GATED = Tiles(32, 64, warps=4, stages=5)
+GATED = Tiles(64, 64, warps=4, stages=4)
 ONE = Tiles(1, 1024, warps=2)
 
 
@@ -64,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles |
         kernels.one[(triton.cdiv(outputs, tiles.outputs),)](
             x, weight, added, out, outputs, inputs, weight.stride(0),
             BN=tiles.outputs, BK=min(tiles.inputs, triton.next_power_of_2(inputs)), BIASED=bias is not None,
-            num_warps=tiles.warps,
+            num_warps=tiles.warps, **early(x.device),
         )  # fmt: skip
         return out
     tiles = (WIDE if outputs >= MANY_OUTPUTS else NARROW) if tiles is None else tiles
@@ -78,7 +79,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles |
     kernels.few[(blocks, splits)](
         x, weight, added, out, partial, arrived, tokens, outputs, inputs, share, x.stride(0), weight.stride(0),
         BM=FEW, BN=tiles.outputs, BK=block, SPLITS=splits, BIASED=bias is not None,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, **early(x.device),
     )  # fmt: skip
     return out
 
@@ -90,6 +91,7 @@ def gated(x: Tensor, weight: Tensor, tiles: Tiles = GATED) -> Tensor:
     kernels.few_gated[(triton.cdiv(outputs // 2, tiles.outputs),)](
         x, weight, out, tokens, outputs // 2, inputs, x.stride(0), weight.stride(0),
         BM=FEW, BN=tiles.outputs, BK=_block(tiles.inputs, inputs), num_warps=tiles.warps, num_stages=tiles.stages,
+        **early(x.device),
     )  # fmt: skip
     return out
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..twins.kernels import follow
+
 
 @triton.jit
 def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr):
@@ -19,7 +21,7 @@ def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr)
 @triton.jit
 def rms_norm(
     x, added, weight, summed, out, x_stride, added_stride, rows, heads, size, eps,
-    ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x, added, summed, out [tokens, heads, size], `rows` (token, head) pairs in all; a program takes ROWS of them.
 
@@ -29,12 +31,13 @@ def rms_norm(
     inside = (columns < size)[None, :] & (row < rows)[:, None]
     token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
     dense = row.to(tl.int64)[:, None] * size + columns[None, :]
+    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
+    follow(EARLY)
     value = tl.load(x + token * x_stride + within, mask=inside, other=0.0)
     if ADD:
         more = tl.load(added + token * added_stride + within, mask=inside, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(summed.dtype.element_ty)
         tl.store(summed + dense, value, mask=inside)
-    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
     result = _normed(value.to(tl.float32), scale, size, eps, weight.dtype.element_ty, ZERO_CENTRED)
     tl.store(out + dense, result.to(out.dtype.element_ty), mask=inside)
 
@@ -42,16 +45,17 @@ def rms_norm(
 @triton.jit
 def gated_rms_norm(
     x, gate, weight, out, x_stride, gate_stride, rows, heads, size, eps,
-    GATE_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `rms_norm`, times silu(gate): afterwards, or before the norm."""
     row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (columns < size)[None, :] & (row < rows)[:, None]
     token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
+    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
+    follow(EARLY)
     value = tl.load(x + token * x_stride + within, mask=inside, other=0.0).to(tl.float32)
     opened = tl.load(gate + token * gate_stride + within, mask=inside, other=0.0).to(tl.float32)
     opened = opened * tl.sigmoid(opened)
-    scale = tl.load(weight + columns, mask=columns < size, other=0.0)
     kind: tl.constexpr = weight.dtype.element_ty
     if GATE_FIRST:
         result = _normed(value * opened, scale, size, eps, kind, False)

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..twins.launch import early
 from . import kernels
 
 WIDE = 1024
@@ -26,7 +27,7 @@ def rms_norm(
     if rows:
         kernels.rms_norm[grid](
             x, other, weight, summed, out, x.stride(0), other.stride(0), rows, heads, size, eps,
-            ADD=added is not None, ZERO_CENTRED=zero_centred, **cut,
+            ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
         )  # fmt: skip
     return summed, out
 
@@ -42,7 +43,7 @@ def gated_rms_norm(
     if rows:
         kernels.gated_rms_norm[grid](
             x, gate, weight, out, x.stride(0), gate.stride(0), rows, heads, size, eps,
-            GATE_FIRST=gate_first, **cut,
+            GATE_FIRST=gate_first, **cut, **early(x.device),
         )  # fmt: skip
     return out
 

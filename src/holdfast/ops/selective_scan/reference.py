@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs, rounded
+from ..journal import Entries, Inputs
 from ..linear_attention import distances
+from ..rounding import rounded
 
 AXES = ("channel", "state")
 

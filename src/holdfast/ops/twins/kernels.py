@@ -1,9 +1,23 @@
-"""Parts of kernels: products at float32 accuracy, tokens that lie in the journal or are given, journals' tails."""
+"""Parts of kernels: how one follows another, products at float32 accuracy, tokens that lie in the journal or are
+given, journals' tails."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """In a kernel that is launched before the one in front of it has ended: wait for that end, let the next one in.
+
+    In this order, so that a kernel begins when the last but one before it has ended. What it may do ahead of this
+    line: read what the kernel in front of it does not write. Every program must come here: a kernel that ends
+    without having waited would let the next ones pass.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

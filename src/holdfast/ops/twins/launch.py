@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -52,6 +53,16 @@ def beside(device: torch.device) -> Iterator[None]:
 def join(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_sides[device])
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """How to launch a kernel before the one in front of it has ended, if the device can; it waits where it must."""
+    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # --- runs --------------------------------------------------------------------------------------------------
@@ -145,11 +156,11 @@ def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
         return
-    rows = len(next(iter(pool.journal.values())))
+    rows, device = len(next(iter(pool.journal.values()))), pool.saved.device
     ghost = TemporalState(
-        saved=pool.saved.new_empty(len(pool.saved), 0),
-        journal={"none": pool.saved.new_empty(rows, pool.capacity, 0)},
+        saved=torch.empty(len(pool.saved), 0, device=device),
+        journal={"none": torch.empty(rows, pool.capacity, 0, device=device)},
         watch=pool.watch,
     )
-    none = pool.saved.new_empty(tokens, 0)
+    none = torch.empty(tokens, 0, device=device)
     journal.advance(_Nothing(), {"none": none}, ghost, step, none, exact=False)

@@ -1,0 +1,221 @@
+"""What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
+
+    python benchmarks/speculation.py --device cuda --json out.json
+    python benchmarks/speculation.py --batches 1,8 --out 48 --reps 2            # on a CPU
+
+Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
+end of an answer as it does in its training text). A rate is tokens after the first, a second, from the step that
+gives all prompts their first token to the last: medians over --reps, whose kinds take turns. One engine serves all
+depths of a drafter; none is an engine without one. What adaptive depth has to learn it learns in a run before.
+
+Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
+that their log-probabilities are then closer than 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import LLM, SamplingParams
+from holdfast.builtin import SMALL, builtin_models
+from holdfast.request import RequestOutput
+from holdfast.scheduler.depth import Depth
+
+HELDOUT = Path(__file__).parent / "data" / "small_talk_heldout.jsonl"
+DEPTHS = (1, 3, 5, 7)
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "mtp": {"method": "mtp"},
+    "ngram": {"method": "ngram"},
+    "dflash": {"method": "dflash", "model": str(builtin_models()["holdfast-small-dflash"])},
+    "eagle3": {"method": "eagle", "model": str(builtin_models()["holdfast-small-eagle3"])},
+    "standalone": {"method": "standalone", "model": str(builtin_models()["holdfast-tiny-lfm2"])},
+}
+SCORED = SamplingParams(max_tokens=1, prompt_logprobs=0)
+BEGUN = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Prompts, of which `batch` are answered at a time with `out` tokens each; all of them `reps` times."""
+
+    batch: int
+    prompts: list[list[int]]
+    out: int
+    reps: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batches", default="1,16,64", type=_numbers)
+    parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
+    parser.add_argument("--out", type=int, default=256, help="tokens of every answer")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--memory", default="6GiB")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin with no drafter after so many")
+    parser.add_argument("--json", type=Path, help="write the numbers here as well, as they come")
+    args = parser.parse_args()
+    plain = _engine(args)
+    asked = [Traffic(batch, _prompts(plain, batch), args.out, args.reps) for batch in args.batches]
+    found: dict[str, Any] = {"device": _device(args.device), **vars(args), "rows": []}
+    _progress(f"engine without drafts; {found['device']}")
+    for name in args.drafters:
+        if time.perf_counter() - BEGUN > args.seconds:
+            _progress(f"{name} and what follows it: no time left")
+            break
+        llm = _engine(args, DRAFTERS[name])
+        _progress(f"engine with {name}, {len(llm._engine.runner.graphs)} graphs")
+        adaptive = llm._engine.scheduler._depth
+        for traffic in asked:
+            row = {"drafter": name, "batch": traffic.batch, **_measure(plain, llm, adaptive, traffic)}
+            found["rows"].append(row)
+            _progress(_told(row))
+            if args.json:
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
+        del llm
+        gc.collect()
+    if found["rows"]:
+        worst = min(row["adaptive_to_best"] for row in found["rows"])
+        print(f"adaptive is at least {worst:.1%} of the better of none and the best fixed depth")
+
+
+def _engine(args: argparse.Namespace, drafter: dict[str, Any] | None = None) -> LLM:
+    adaptive = {"candidate_steps": [0, *DEPTHS]}
+    drafts = drafter and {**drafter, "num_speculative_tokens": 3, "adaptive": adaptive}
+    return LLM(
+        SMALL,
+        device=args.device,
+        dtype=args.dtype,
+        max_num_seqs=max(args.batches),
+        max_model_len=args.out + 128,
+        enable_prefix_caching=False,
+        memory=args.memory,
+        speculative_config=drafts,
+    )
+
+
+def _prompts(llm: LLM, batch: int) -> list[list[int]]:
+    """As many as run at once; a few, one after the other, for a batch of one."""
+    assert llm.tokenizer is not None
+    lines = HELDOUT.read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line)["prompt"] for line in lines[: max(4, batch)]]
+    return [llm.tokenizer.apply_chat([{"role": "user", "content": prompt}]) for prompt in asked]
+
+
+def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[str, Any]:
+    """Rates of every kind, and what became of the answers."""
+    kinds: dict[str, tuple[LLM, Depth | None]] = {
+        "none": (plain, None),
+        "0": (llm, Depth(0)),
+        **{str(depth): (llm, Depth(depth)) for depth in DEPTHS},
+        "adaptive": (llm, adaptive),
+    }
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    answers: dict[str, list[tuple[int, ...]]] = {}
+    lengths: dict[str, float] = {}
+    before = _steps(adaptive)
+    for rep in range(traffic.reps + 1):
+        for kind, (engine, depth) in kinds.items():
+            if depth is not None:
+                engine._engine.scheduler._depth = depth
+            rate, outputs = _run(engine, traffic)
+            answers[kind] = [tuple(output.token_ids) for output in outputs]
+            lengths[kind] = _accept_length(outputs)
+            if rep:  # the first warms up, and teaches
+                rates[kind].append(rate)
+    median = {kind: statistics.median(found) for kind, found in rates.items()}
+    best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
+    different = [
+        (kind, place)
+        for kind, given in answers.items()
+        for place, answer in enumerate(given)
+        if answer != answers["none"][place]
+    ]
+    gaps = [
+        _gap(plain, traffic.prompts[place], answers["none"][place], answers[kind][place])
+        for kind, place in different
+    ]
+    return {
+        "tokens_per_second": median,
+        "range": {kind: (min(found), max(found)) for kind, found in rates.items()},
+        "accept_length": lengths,
+        "best_fixed": best,
+        "adaptive_to_best": median["adaptive"] / max(median["none"], median[best]),
+        "adaptive_steps": {depth: n - before.get(depth, 0) for depth, n in _steps(adaptive).items()},
+        "adaptive_why": adaptive.why(),
+        "answers": sum(map(len, answers.values())),
+        "different": len(different),
+        "widest_gap": max(gaps, default=0.0),
+    }
+
+
+def _run(llm: LLM, traffic: Traffic) -> tuple[float, list[RequestOutput]]:
+    """Tokens a second."""
+    params = SamplingParams(max_tokens=traffic.out, ignore_eos=True)
+    seconds, outputs = 0.0, list[RequestOutput]()
+    for first in range(0, len(traffic.prompts), traffic.batch):
+        made = llm.generate(traffic.prompts[first : first + traffic.batch], params, progress=False)
+        seconds += max(o.metrics.finished or 0.0 for o in made) - max(
+            o.metrics.first_token or 0.0 for o in made
+        )
+        outputs += made
+    return len(outputs) * (traffic.out - 1) / seconds, outputs
+
+
+def _accept_length(outputs: Sequence[RequestOutput]) -> float:
+    """Tokens that a window with drafts gave."""
+    windows = sum(output.metrics.speculation.windows for output in outputs)
+    return 1 + sum(output.metrics.speculation.accepted for output in outputs) / max(1, windows)
+
+
+def _steps(depth: Depth) -> dict[int, int]:
+    return {drafts: sum(reasons.values()) for drafts, reasons in depth.steps.items()}
+
+
+def _gap(plain: LLM, prompt: list[int], one: Sequence[int], other: Sequence[int]) -> float:
+    """Between the log-probabilities of the first tokens that differ."""
+    place = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    text = [*prompt, *one[:place]]
+    scored = plain.generate([[*text, token] for token in (one[place], other[place])], SCORED, progress=False)
+    said = [it.logprob for output in scored if (it := (output.prompt_logprobs or (None,))[-1])]
+    return abs(said[0] - said[1])
+
+
+def _told(row: dict[str, Any]) -> str:
+    rates = "  ".join(f"{kind} {rate:,.0f}" for kind, rate in row["tokens_per_second"].items())
+    best = row["best_fixed"]
+    return (
+        f"{row['drafter']} batch {row['batch']}: {rates}; adaptive is {row['adaptive_to_best']:.1%}, "
+        f"{row['adaptive_steps']}; accept length {row['accept_length'][best]:.2f} at {best}; "
+        f"{row['different']} of {row['answers']} answers differ, gap {row['widest_gap']:.1e}"
+    )
+
+
+def _progress(line: str) -> None:
+    print(f"[{time.perf_counter() - BEGUN:6.1f} s] {line}", flush=True)
+
+
+def _device(name: str) -> str:
+    return (
+        torch.cuda.get_device_name() if name.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What followed the last tokens of a row when they last occurred in it."""

@@ -1,0 +1,120 @@
+"""Drafters under recorded graphs: the answers of no speculation, and the drafts that the reference makes.
+
+Answers would be right whatever was drafted, so the drafts are compared as well. They would tell of a replay that
+reads what an earlier step left behind: depths change every step, rows join and leave, and one of them draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.executor.fake_graphs import FakeGraph, fake_graphs
+from tests.executor.test_graphs import DELTA, interpreted
+from tests.host.restless import Restless
+from tests.models.conformance import Tiny, prompts, slow_but
+from tests.models.test_hybrids import lfm2
+from tests.spec.formats import Target, write_dflash, write_eagle1, write_eagle3, write_mtp
+
+from holdfast import LLM, SamplingParams, engine
+from holdfast.executor import runner
+from holdfast.executor.readback import Fetch
+from holdfast.executor.runner import Runner
+
+__all__ = ["fake_graphs"]
+
+GIVEN = prompts(13, 3, 20, seed=3)
+LENGTHS = (12, 7, 5)
+DEPTHS = (0, 1, 2)
+OPTIONS: dict[str, Any] = dict(max_num_seqs=2, max_model_len=40, page_size=16, max_num_batched_tokens=24)
+CONVOLUTION = lfm2("ca")
+
+Seen = list[tuple[list[int], list[int]]]
+"""Texts, and the drafts that follow them."""
+
+
+def _heads(target: Path, made: Path) -> Path:
+    made.mkdir()
+    for number in range(max(DEPTHS)):
+        write_eagle1(Target.of(target), made / str(number), seed=number)
+    return made
+
+
+DRAFTERS: dict[str, tuple[Tiny, dict[str, Any], Callable[[Path, Path], Path] | None]] = {
+    "ngram": (CONVOLUTION, {"method": "ngram", "prompt_lookup_min": 1}, None),
+    "mtp": (DELTA, {"method": "mtp"}, None),
+    "eagle1": (CONVOLUTION, {"method": "eagle"}, lambda at, made: write_eagle1(Target.of(at), made)),
+    "eagle3": (CONVOLUTION, {"method": "eagle"}, lambda at, made: write_eagle3(Target.of(at), made)),
+    "eagle_multi": (CONVOLUTION, {"method": "eagle_multi"}, _heads),
+    "dflash": (CONVOLUTION, {"method": "dflash"}, lambda at, made: write_dflash(Target.of(at), made)),
+    "standalone": (CONVOLUTION, {"method": "standalone"}, lambda at, made: at),
+    "standalone-delta": (DELTA, {"method": "standalone"}, lambda at, made: at),
+}
+"""The model, the config, and who writes the drafter's files."""
+
+
+@interpreted
+@pytest.mark.parametrize("name", slow_but(["eagle3"], DRAFTERS))
+def test_recorded_drafts_are_those_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph], name: str
+) -> None:
+    tiny, config, write = DRAFTERS[name]
+    model, made = tmp_path / "model", tmp_path / "drafter"
+    tiny.build().save_pretrained(model)
+    if name == "mtp":
+        model = write_mtp(model, made)
+    elif write is not None:
+        config = {**config, "model": str(write(model, made))}
+    speculating = {
+        "speculative_config": {**config, "num_speculative_tokens": 1, "adaptive": {"candidate_steps": DEPTHS}}
+    }
+    plain = _answers(LLM(model, **OPTIONS))
+    llm, wanted = _watched(LLM(model, **OPTIONS, **speculating))
+    assert _answers(llm) == plain
+    monkeypatch.setattr(engine, "Runner", _recording_runner)
+    monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
+    llm, seen = _watched(LLM(model, backend="triton", **OPTIONS, **speculating))
+    kinds = dict(zip(llm._engine.runner.graphs._recorded, fake_graphs, strict=True))
+    before = {key: graph.replays for key, graph in kinds.items()}
+    assert _answers(llm) == plain
+    assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
+    replayed = {key[:1] + key[2:3] for key, graph in kinds.items() if graph.replays > before[key]}
+    assert replayed >= {("pass",), ("draft", 1), ("draft", 2)}
+
+
+def _answers(llm: LLM) -> list[tuple[int, ...]]:
+    """Of requests that end at different times; the last, which joins when one has ended, draws."""
+    params = [
+        SamplingParams(max_tokens=n, temperature=float(i == 2), seed=5, ignore_eos=True)
+        for i, n in enumerate(LENGTHS)
+    ]
+    return [tuple(output.token_ids) for output in llm.generate(GIVEN, params)]
+
+
+def _watched(llm: LLM) -> tuple[LLM, Seen]:
+    """An engine whose depth changes every step, and what its drafter leaves in the rows' tables."""
+    llm._engine.scheduler._depth = Restless(DEPTHS)
+    runner, seen = llm._engine.runner, list[tuple[list[int], list[int]]]()
+    launch = runner.launch
+
+    def watch(plan: Any) -> Any:
+        flight = launch(plan)
+        tables, cursors = runner.tables, runner.state.cursors
+        for work in plan.work if plan.propose else ():
+            at, count = int(cursors.base[work.row] + cursors.length[work.row]), int(tables.drafts[work.row])
+            text = tables.tokens[work.row, : at + 1 + count].tolist()
+            seen.append((text[: at + 1], text[at + 1 :]))
+        return flight
+
+    runner.launch = watch  # type: ignore[method-assign]
+    return llm, seen
+
+
+def _recording_runner(ensemble: Any, limits: Any, device: torch.device, **options: Any) -> Runner:
+    """As if the device were one that records."""
+    assert ensemble.recordable
+    shapes = engine.uniform_shapes(limits, options["depths"])
+    return Runner(ensemble, limits, device, **{**options, "shapes": shapes})
