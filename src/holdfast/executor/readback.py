@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
@@ -86,6 +87,8 @@ class InFlight:
     inspection: Inspection | None = None
     drafts: Fetch | None = None
     """Made for the next step, where the host must know them: tokens, and parents if they branch."""
+    failed: frozenset[Row] = frozenset()
+    """Rows whose answers lost their form."""
 
     def result(self) -> StepResult:
         """Waits for the step."""
@@ -113,6 +116,7 @@ class InFlight:
                     base=base[lane],
                     window=work.window,
                     proposed=made[lane],
+                    failed=work.row in self.failed,
                 )
                 for lane, work in enumerate(work)
             ),

@@ -134,6 +134,7 @@ class Runner:
             laps=self._laps,
             inspection=inspection,
             drafts=drafted.fetch() if needs.constrained and drafted else None,
+            failed=masks.failed if masks else frozenset(),
         )
         if needs.constrained:
             self.constraints.launched(step)
