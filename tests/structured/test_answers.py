@@ -22,9 +22,9 @@ TIGHT = ENGINE | dict(max_model_len=128, num_pages=9, num_slots=4)
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 12},
+        "name": {"type": "string", "maxLength": 4},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["ebb", "flow"]}, "maxItems": 3},
+        "tags": {"type": "array", "items": {"enum": ["ebb", "flow"]}, "maxItems": 2},
     },
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
@@ -64,7 +64,7 @@ def every_form() -> list[SamplingParams]:
         SamplingParams(structured=form, max_tokens=most, temperature=temperature, seed=seed)
         for temperature in (0.0, 0.8)
         for seed, (form, _) in enumerate(FORMS.values())
-        for most in [24 if form is None or form.after else 90]
+        for most in [16 if form is None or form.after else 90]
     ]
 
 
