@@ -12,7 +12,9 @@ import pytest
 from tests.random_model import ENDOFTEXT, IM_END, random_model
 from tests.spec.drafters import Blind, Knowing, KnowingTree, speculating
 
-from holdfast import LLM, Rejected, SamplingParams, Structured
+from holdfast import LLM, Rejected, SamplingParams, Structured, engine
+from holdfast.executor.inputs import uniform_shapes
+from holdfast.executor.runner import Runner
 from holdfast.grammar import Matcher
 from holdfast.request import FinishReason
 
@@ -100,6 +102,21 @@ def test_the_same_answers_together(options: dict[str, Any], expected: list[tuple
     assert [output.token_ids for output in llm.generate(PROMPTS, every_form())] == expected
 
 
+def test_in_uniform_steps_as_a_gpu_has_them(
+    monkeypatch: pytest.MonkeyPatch, expected: list[tuple[int, ...]]
+) -> None:
+    """In which lanes have places that nobody chooses at, between those that are masked."""
+
+    def uniform(ensemble: Any, limits: Any, *args: Any, **options: Any) -> Runner:
+        shapes = uniform_shapes(limits, (0, limits.max_drafts))
+        return Runner(ensemble, limits, *args, **options | {"shapes": shapes})
+
+    monkeypatch.setattr(engine, "Runner", uniform)
+    spec = {"method": "ngram", "num_speculative_tokens": 3}
+    llm = LLM(random_model(), eager=True, speculative_config=spec, **ENGINE)
+    assert [output.token_ids for output in llm.generate(PROMPTS, every_form())] == expected
+
+
 def test_pre_empted_in_the_middle_of_a_form(expected: list[tuple[int, ...]]) -> None:
     llm = LLM(random_model(), **TIGHT)
     outputs = llm.generate(PROMPTS, every_form())
@@ -147,7 +164,7 @@ def test_an_answer_that_is_cut_off_says_so(llm: LLM) -> None:
         for most in (90, 20)
     )
     assert (whole.finish_reason, cut.finish_reason) == ("stop", "length")
-    assert whole.token_ids[:20] == cut.token_ids and whole.token_ids[-1] == IM_END
+    assert whole.token_ids[:20] == cut.token_ids and whole.token_ids[-1] in ENDS
 
 
 def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
