@@ -192,6 +192,8 @@ def test_several_answers_to_one_prompt(llm: LLM) -> None:
             "structured.json.anyOf[1]: Expected f64 for 'minimum'",
         ),
         ({"json": {"$ref": "#/$defs/nowhere"}}, "structured.json: Pointer"),
+        ({"json": {"$ref": "file:///etc/passwd"}}, "structured.json: Resource 'file:///etc/passwd' is not"),
+        ({"json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "structured.json: grammar size"),
         ({"json": {"enum": []}}, "structured.json: Unsatisfiable schema"),
         ({"regex": "a["}, 'structured.regex: at 1(8): invalid regex "a["'),
         ({"regex": "(?=a)b"}, "structured.regex: at 1(8)"),
