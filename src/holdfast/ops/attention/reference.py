@@ -101,7 +101,9 @@ def _attend_last(query: Tensor, keys: Tensor, values: Tensor, scale: float, out:
         scores = torch.bmm(query.mul(scale).view(groups), keys.mT)
         torch.bmm(scores.softmax(-1), values, out=out.view(keys.shape[0], -1, values.shape[2]))
     else:
-        mixed = F.scaled_dot_product_attention(query.view(groups)[None], keys[None], values[None], scale=scale)
+        mixed = F.scaled_dot_product_attention(
+            query.view(groups)[None], keys[None], values[None], scale=scale
+        )
         out.copy_(mixed[0].flatten(0, 1))
 
 

@@ -35,7 +35,8 @@ class GatedDelta:
 
         total, weights = (x.transpose(1, 2).unsqueeze(2) for x in decays(held["log_g"]))  # [N, HV, 1, 1 or L]
         decay, among = window_decays(log_g, sees)
-        dots = per_head(probes @ held["k"].float().permute(0, 2, 3, 1), heads)
+        keys = held["k"].float().transpose(1, 2).contiguous()  # [N, H, L, K], as the pool gives them
+        dots = per_head(probes @ keys.mT, heads)
         recalled = total * (per_head(probes, heads) @ state.mT) + (weights * dots) @ held["u"].transpose(1, 2)
         k_recalls, q_recalls = recalled.chunk(2, 2)  # [N, HV, T, V], as if the window had not decayed it
         k_dots, q_dots = per_head(probes @ k.mT, heads).chunk(2, 2)

@@ -13,7 +13,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = Fals
     The result has the weight's dtype: a residual stream may be wider than what the layers compute in.
     """
     wide = x.float()
-    normed = wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # F.rms_norm takes half again as long
+    normed = (
+        wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    )  # F.rms_norm takes half again as long
     if zero_centred:
         return normed.mul_(1.0 + weight.float()).to(weight.dtype)
     return normed.to(weight.dtype).mul_(weight)

@@ -32,7 +32,8 @@ class SSD:
         b, c = (inputs[name].float().transpose(1, 2) for name in "bc")  # [N, G, T, S]
         total, weights = (decay.transpose(1, 2)[:, :, None] for decay in decays(held["log_decay"]))
         decay, among = window_decays(inputs["log_decay"], sees)  # [N, H, T, 1], [N, H, T, T]
-        dots = per_head(c @ held["b"].float().permute(0, 2, 3, 1), heads)  # [N, H, T, L]
+        held_b = held["b"].float().transpose(1, 2).contiguous()  # [N, G, L, S], as the pool gives them
+        dots = per_head(c @ held_b.mT, heads)  # [N, H, T, L]
         recalled = total * (per_head(c, heads) @ state.mT) + (weights * dots) @ _written(held)
         own = (among * per_head(c @ b.mT, heads)) @ _written(inputs)
         fresh = {name: inputs[name] for name in ("x", "b", "dt", "log_decay")}
