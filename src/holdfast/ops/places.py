@@ -59,8 +59,8 @@ class Cells:
     _by_head: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict, compare=False, repr=False)
 
     def read(self, ring: Tensor) -> Tensor:
-        """[N, count, ...], zero where a place is empty. Of what has heads, a head's tokens lie side by side in memory:
-        products over them would have to copy any other order."""
+        """[N, count, ...], zero where a place is empty. Of what has heads, a head's tokens lie side by side in
+        memory: products over them would have to copy any other order."""
         lanes, heads = self.rows.shape[0], ring.shape[2]
         if ring.dim() == 3:
             return _gather(ring.flatten(0, 1), self.where, self.empty).view(lanes, self.count, heads)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs, rounded
-from ..linear_attention import decays, pairwise_decay, per_head, window_decays
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
 
 AXES = ("head", "value", "key")
 
@@ -59,7 +59,7 @@ class GatedDelta:
         blocks = {name: x.float().unflatten(0, (-1, CHUNK)).transpose(1, 2) for name, x in inputs.items()}
         q, k = (per_head(blocks[name], heads) for name in "qk")  # [n, HV, CHUNK, K]
         v, log_g, beta = blocks["v"], blocks["log_g"], blocks["beta"][..., None]
-        decay = log_g.cumsum(-1).exp()[..., None]  # from the block's start, the token's own included
+        decay = decay_of(log_g.cumsum(-1))[..., None]  # from the block's start, the token's own included
         between = pairwise_decay(log_g)  # [n, HV, CHUNK, CHUNK]: from j to i, zero above the diagonal
         system = beta * between * (k @ k.mT)
         known = torch.linalg.solve_triangular(

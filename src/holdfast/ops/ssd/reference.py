@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs, rounded
-from ..linear_attention import decays, pairwise_decay, per_head, window_decays
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
 
 AXES = ("head", "channel", "state")
 
@@ -51,7 +51,7 @@ class SSD:
         written = _written(blocks)  # [n, H, CHUNK, P]
         log_decay = blocks["log_decay"].transpose(1, 2)
         b, c = (blocks[name].float().transpose(1, 2) for name in "bc")  # [n, G, CHUNK, S]
-        decay = log_decay.cumsum(-1).exp()[..., None]  # from the block's start, the token's own included
+        decay = decay_of(log_decay.cumsum(-1))[..., None]  # from the block's start, the token's own included
         between = pairwise_decay(log_decay)  # [n, H, CHUNK, CHUNK]: from j to i, zero above the diagonal
         inside = (between * per_head(c @ b.mT, heads)) @ written
         added = (written * between[:, :, -1, :, None]).mT @ per_head(b, heads)  # [n, H, P, S]
