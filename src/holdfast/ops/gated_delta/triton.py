@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, early, join
+from ..twins.launch import LEAST, beside, early, folds_of, join
 from . import kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -184,23 +184,13 @@ def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> 
     if step.num_windows <= FEW_LANES:
         return
     device, (value_heads, _, value_dim) = pool.saved.device, pool.saved.shape[1:]
-    folds = step.once("folds", lambda: _list_folds(step))
     programs = FOLD.share * triton.cdiv(step.num_windows, step.grid)
     with beside(device):
         kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
             pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
-            folds, step.rows, step.base, step.read_slot, step.write_slot,
+            folds_of(step), step.rows, step.base, step.read_slot, step.write_slot,
             **shape, V=value_dim, BV=FOLD.values, J=step.grid, num_warps=FOLD.warps,
         )  # fmt: skip
-
-
-def _list_folds(step: StateStep) -> Tensor:
-    folds = torch.empty(1 + step.num_windows, dtype=torch.int32, device=step.rows.device)
-    kernels.list_folds[(1,)](
-        step.rows, step.base, step.end_base, folds, step.num_windows,
-        LP=triton.next_power_of_2(step.num_windows), num_warps=4,
-    )  # fmt: skip
-    return folds
 
 
 def _main_one(
