@@ -6,7 +6,6 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 NOTHING = 1e-34
 """A decay that leaves less leaves 0: no product with it would be seen beside a number of the usual size."""
@@ -21,7 +20,7 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 def decay_of(log_decay: Tensor) -> Tensor:
     """exp, and 0 where next to nothing is left: with numbers too small to be normal, processors take many times as
     long."""
-    return F.threshold_(log_decay.exp(), NOTHING, 0.0)
+    return torch.threshold_(log_decay.exp(), NOTHING, 0.0)
 
 
 def distances(log_decay: Tensor) -> tuple[Tensor, Tensor]:
