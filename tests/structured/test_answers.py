@@ -156,6 +156,17 @@ def test_it_ends_exactly_where_the_form_may(drafts: int) -> None:
     assert texts[2:] == [("ababab", "stop"), ("ab" * 20, "length"), ("ababab", "stop"), ("ab" * 9, "stop")]
 
 
+def test_a_row_has_nothing_of_the_one_before() -> None:
+    """Whose last token, chosen after a stop string had ended it, comes when the row is another's."""
+    llm = LLM(random_model(), **ENGINE | dict(max_num_seqs=1))
+    params = [
+        SamplingParams(structured=Structured(regex=pattern), stop=stop, max_tokens=40)
+        for pattern, stop in [("(ab){9,}", ["bab"]), ("[ab]{6}", []), ("(ab){9,}", ["baba"]), ("[ab]{6}", [])]
+    ]
+    texts = [output.text for output in llm.generate(["Tide"] * len(params), params)]
+    assert texts[::2] == ["a", "a"] and [len(text) for text in texts[1::2]] == [6, 6]
+
+
 def test_an_answer_that_is_cut_off_says_so(llm: LLM) -> None:
     whole, cut = (
         llm.generate(["Tide"], SamplingParams(structured=Structured(json=SCHEMA), max_tokens=most))[0]
