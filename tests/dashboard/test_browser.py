@@ -194,6 +194,7 @@ def test_nothing_is_shown_without_a_key(new_page: OpenPage, server: Running) -> 
     )
     expect(page.locator("#key-form")).to_be_visible()
     expect(page.locator("#main")).to_be_hidden()
+    expect(page.locator("#status")).to_have_text("ok")
     page.wait_for_timeout(1500)  # it goes on asking for its health, and for nothing else
     told = {path for path, status in answered if status == 200 and not path.startswith("/dashboard/")}
     assert told == {"/health"}
