@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..twins.kernels import follow
 from . import checkpoint_kernels as checkpoints
 
 
@@ -330,9 +330,7 @@ def front_one(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `front`, for windows of one token, whose triangular system is a number. EARLY: as for `front_token`."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    follow(EARLY)
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)

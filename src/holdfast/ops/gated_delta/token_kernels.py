@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..causal_conv.kernels import kept_input
+from ..twins.kernels import follow
 from . import checkpoint_kernels as checkpoints
 from .kernels import _coefficients_one, fold_lane, gates_since
 
@@ -29,8 +29,6 @@ def front_token(
 
     EARLY: begins while the kernel that makes the inputs still runs; all else is read before they are there.
     """
-    if EARLY:
-        gdc_launch_dependents()
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
@@ -38,16 +36,14 @@ def front_token(
     count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
     slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     if row == 0:  # asked when all is on its way: a wait costs more than these loads
-        if EARLY:
-            gdc_wait()
+        follow(EARLY)
         return
     channels, places = tl.arange(0, K), tl.arange(0, JP)
     kind: tl.constexpr = qk_out.dtype.element_ty
     if role >= H:
         mine = (H + role) * K + channels
         past = _past(conv_weight, conv_saved, conv_ring, mine, mine < C, row, at, begin, slot, C, W, RING)
-        if EARLY:
-            gdc_wait()
+        follow(EARLY)
         value = _convolved(
             past, qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, True, row, token, at, begin, end, slot,
             target, count, qkv_stride, C, W, RING,
@@ -69,8 +65,7 @@ def front_token(
         for member in tl.static_range(GROUP):
             rates += (-tl.exp(tl.load(a_log + first + member)),)
             biases += (tl.load(dt_bias + first + member),)
-        if EARLY:
-            gdc_wait()
+        follow(EARLY)
         gates, strengths = (), ()
         for member in tl.static_range(GROUP):
             raw = tl.load(a + token * a_stride + first + member, mask=count > 0, other=0.0).to(tl.float32)
@@ -151,8 +146,6 @@ def whole_token(
     Of the programs of a key head, the first appends what they share. Nobody reads what another one writes: a token's
     own place in a ring is no earlier token's, and a fold reads no inputs that are kept beside its checkpoint.
     """
-    if EARLY:
-        gdc_launch_dependents()
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HV: tl.constexpr = H * GROUP
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
@@ -160,8 +153,7 @@ def whole_token(
     token = tl.load(offsets + lane).to(tl.int64)
     slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     if row == 0:
-        if EARLY:
-            gdc_wait()
+        follow(EARLY)
         return
     kind: tl.constexpr = qkv.dtype.element_ty
     head = value_head // GROUP
@@ -191,8 +183,7 @@ def whole_token(
     query = _past(conv_weight, conv_saved, conv_ring, of_query, every, row, at, begin, slot, C, W, RING)
     key = _past(conv_weight, conv_saved, conv_ring, of_key, every, row, at, begin, slot, C, W, RING)
     value = _past(conv_weight, conv_saved, conv_ring, of_value, inside, row, at, begin, slot, C, W, RING)
-    if EARLY:
-        gdc_wait()
+    follow(EARLY)
     raw = tl.load(a + token * a_stride + value_head, mask=count > 0, other=0.0).to(tl.float32) + bias
     strength = tl.load(b + token * b_stride + value_head, mask=count > 0, other=0.0).to(tl.float32)
     first = (block == 0) & (value_head % GROUP == 0)
