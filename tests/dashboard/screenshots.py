@@ -15,7 +15,7 @@ from holdfast.hub import find_model
 from .browser import find_browser, open_browser
 
 HERE = Path(__file__).parents[2] / "docs" / "dashboard"
-SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4}'
+SPECULATION = '{"method": "mtp", "num_speculative_tokens": 3, "adaptive": true}'
 FLAGS = ("--max-num-seqs", "6", "--num-pages", "100", "--num-checkpoints", "8", "--sanitizer", "stamps")
 SYSTEM = "You are a small and friendly model. You like ships, the sea, and short sentences. " * 6
 WIDE, NARROW = ViewportSize(width=1360, height=920), ViewportSize(width=390, height=844)
@@ -41,13 +41,14 @@ def main() -> None:
 
 def picture(page: Page, server: Running) -> None:
     expect.set_options(timeout=120_000)
-    say(page, "Hello! Who are you?")
+    say(page, "What is 2 + 3?")
     expect(page.locator(".message[data-role=assistant] .meta")).not_to_be_empty()
     stories = [ask(server, f"Tell me a long story about {what}.") for what in SUBJECTS]
     page.wait_for_timeout(15_000)
     stories += [ask(server, f"How far is it from {place}?", 60) for place in ("here", "there", "port")]
     page.wait_for_timeout(5_000)
-    say(page, "What is two plus three?")
+    page.fill("#temperature", "0")
+    say(page, "Tell me a short story about a cat.")
     expect(page.locator(".message[data-role=assistant]").nth(1).locator(".text")).not_to_be_empty()
     shoot(page, "chatting")
     expect(page.locator(".message[data-role=assistant]").nth(1).locator(".meta")).not_to_be_empty()

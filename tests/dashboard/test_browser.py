@@ -180,11 +180,11 @@ def test_themes(new_page: OpenPage, server: Running, scheme: str) -> None:
     expect(page.locator("body")).to_have_css("background-color", grounds[other])
 
 
-@pytest.mark.parametrize("width", [390, 820, 1440])
-def test_nothing_sticks_out(new_page: OpenPage, server: Running, width: int) -> None:
-    page = new_page(server, key=KEY, viewport={"width": width, "height": 800})
-    expect(page.locator("#plan-bar .part")).to_have_count(8)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_nothing_sticks_out(page: Page) -> None:
+    for width in (390, 820, 1440):
+        page.set_viewport_size({"width": width, "height": 800})
+        expect(page.locator("#plan-bar .part")).to_have_count(8)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 # --- keys ---

@@ -227,6 +227,19 @@ def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:
     assert policy.share(Row(9)) == policy.depth, "of a row that came just now nothing is known"
 
 
+def test_in_a_ragged_step_a_probe_asks_a_few_and_others_the_next_time() -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=True)
+    loop = Loop(policy, rows=20)
+    loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
+    asked = []
+    for _ in range(200):
+        loop.run(1)
+        if policy.reason == "probe":
+            asked.append({row for row in loop.windows if policy.share(row)})
+    assert len(asked) > 3 and {len(rows) for rows in asked} == {8}
+    assert set().union(*asked) == set(loop.windows)
+
+
 def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
     policy = CostDepth(AdaptiveConfig(), 1, ragged=False)
     for step in range(1, 20):

@@ -138,6 +138,17 @@ def test_where_steps_cost_by_their_tokens_each_request_gets_its_own(sim: ModuleT
     assert ran.speed() > 1.1 * sim.best_fixed(machine, 64, rates)[1]
 
 
+@pytest.mark.parametrize("rate", [0.4, 0.9])
+def test_where_steps_cost_by_their_tokens_requests_that_are_alike_get_alike(
+    sim: ModuleType, rate: float
+) -> None:
+    """Chance makes them look different; but drafts that only one row gets are waited for by all."""
+    machine = sim.Machine.of(LFM2)
+    traffic = sim.Traffic(32, lambda step, row: rate)
+    ran = sim.run(sim.cost(ragged=True), machine, traffic, 600, ragged=True)
+    assert ran.speed() >= 0.97 * sim.best_fixed(machine, 32, [rate])[1]
+
+
 def test_contexts_that_grow(sim: ModuleType) -> None:
     machine, rows, rate = sim.Machine.of(QWEN), 64, 0.5
     traffic = sim.Traffic(rows, lambda step, row: rate, lambda step: 20 * step)

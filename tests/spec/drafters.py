@@ -105,7 +105,7 @@ Following = Callable[[int, list[int]], Sequence[int]]
 
 def correct_drafts(engine: Engine, following: Following) -> None:
     """As if a head had been trained: whatever it drafts is right, but at every third position, where it is wrong. Of
-    nodes that follow the same one, one is right, and seldom the first."""
+    nodes that follow the same one, one is right, and seldom the first. At every fifth position fewer are meant."""
     drafter: Any = engine.runner.speculation.drafter
     propose = drafter.propose
 
@@ -117,7 +117,9 @@ def correct_drafts(engine: Engine, following: Following) -> None:
         for lane, (row, position) in enumerate(zip(step.rows.tolist(), step.position.tolist(), strict=True)):
             known = step.tokens[row, : position + 1].tolist()
             _correct(tokens[lane], parents[lane], position + 1, following(row, known))
-        return replace(draft, tokens=torch.tensor(tokens))
+        fewer = step.position % (step.depth + 1)
+        count = torch.where(step.position % 5 == 0, fewer, draft.count)
+        return replace(draft, tokens=draft.tokens.new_tensor(tokens), count=count)
 
     drafter.propose = corrected
 
