@@ -1,4 +1,4 @@
-# Each target sets up what it needs in .venv; nothing else on the machine is touched.
+# Each target sets up what it needs in .venv. Only install-browser touches anything else on the machine.
 #
 #   make chat MODEL=path/to/weights ARGS="--temperature 0.7"
 #   make serve MODEL=path/to/weights ARGS="--port 9000"
@@ -24,15 +24,19 @@ DEV := $(VENV)/.dev
 HOST := $(HOST_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev chat serve test test-host test-slow test-gpu fuzz mutate lint format docs bench clean
+.PHONY: help install install-dev install-browser chat serve test test-host test-slow test-gpu fuzz mutate lint format
+.PHONY: docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## what the targets do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(RUNTIME) ## the engine and what it needs to run, in .venv
 
 install-dev: $(DEV) ## the same, and what the tests and linters need
+
+install-browser: ## Chromium from the system's packages, for the tests of the dashboard
+	@.ci/install-browser
 
 chat: $(RUNTIME) ## talk to a model; MODEL=directory, or nothing for the built-in one
 	@$(BIN)/holdfast chat $(if $(MODEL),"$(MODEL)") $(ARGS)

@@ -150,7 +150,7 @@ class Point:
     ema_of_best: float
 
 
-def point(model: str, rows: int, rate: float, steps: int = 1500) -> Point:
+def point(model: str, rows: int, rate: float, steps: int = 1000) -> Point:
     machine, traffic = Machine.of(model), Traffic(rows, lambda step, row: rate)
     best, speed = best_fixed(machine, rows, [rate])
     none = fixed_speed(machine, rows, [rate], 0)
@@ -257,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the points here as well")
     parser.add_argument("--svg", type=Path, help="draw them")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument(
         "--answer", type=int, default=256, help="tokens of each answer on the CPU; 0: not there"
     )

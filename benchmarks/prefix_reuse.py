@@ -12,6 +12,8 @@ branching   200 documents, each with 2 to 6 conversations of 1 to 8 turns at a t
 mooncake    a trace of real conversations, given as ids of blocks of 512 tokens. Its answers are not in it: if a later
             request continues a prompt, the answer is what it continues it with. Answers of less than a page are drawn
             out to one, so that each request leaves a state at its end.
+
+Answers come 16 tokens a step, as from a drafter that is always right.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from holdfast.plan import Grant, RowResult, RowWork, StepPlan, StepResult
 from holdfast.request import Request, SamplingParams
 from holdfast.scheduler import Scheduler
 
-PAGE, BLOCK, ROWS = 64, 512, 8
+PAGE, BLOCK, ROWS, WINDOW = 64, 512, 8, 16
 LEAST_ANSWER = PAGE + 1
 """An answer that passes the end of a page, wherever it begins."""
 BUDGETS = (64, 256, 1024)
+UNTOLD = 1 << 30
+"""From here on: tokens of which a trace does not say what they are."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,9 @@ def mooncake(path: Path, requests: int) -> Iterator[Turn]:
         later = continued.get(number)
         whole = _tokens(rows[later]["hash_ids"]) if later is not None else []
         prompt = [*_tokens(row["hash_ids"][:-1]), *whole[(len(row["hash_ids"]) - 1) * BLOCK :]][:length]
-        prompt += [-1 - number] * (length - len(prompt))
+        prompt += [UNTOLD + number] * (length - len(prompt))
         said = whole[length : length + answer]
-        yield Turn(prompt, [*said, *[-1 - number] * (answer - len(said))], before.get(number))
+        yield Turn(prompt, [*said, *[UNTOLD + number] * (answer - len(said))], before.get(number))
 
 
 def _continuations(rows: list[dict[str, list[int]]]) -> dict[int, int]:
@@ -160,8 +164,9 @@ class StandIn:
         if row.grant and row.grant.line == row.base:
             used.append(row.grant)
             row.grant = None
-        said = (row.answer[row.position - row.prompt_len],) if work.sample else ()
-        return RowResult(work.row, work.generation, row.position, said, base=row.base)
+        window, said = work.window, row.position - row.prompt_len
+        tokens = tuple(row.answer[said - window.drafts : said + 1]) if work.sample else ()
+        return RowResult(work.row, work.generation, row.position, tokens, base=row.base, window=window)
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ def replay(turns: Sequence[Turn], policy: Policy, checkpoints: int, pages: int) 
         page_size=PAGE,
         num_pages=max(pages, (ROWS + 1) * (longest // PAGE + 1)),
         num_slots=ROWS + checkpoints,
-        fold_every=16,
-        max_window=1,
+        fold_every=WINDOW,
+        max_window=WINDOW,
         num_checkpoints=checkpoints,
     )
     cache = CacheManager(limits, prefix_reuse=True, policy=policy)
@@ -200,8 +205,7 @@ def replay(turns: Sequence[Turn], policy: Policy, checkpoints: int, pages: int) 
             if turn.after is not None and turn.after not in ended:
                 break
             params = SamplingParams(max_tokens=len(turn.answer), ignore_eos=True)
-            prompt = tuple(token & 0xFFFFFFFF for token in turn.prompt)
-            scheduler.submit(Request(f"{following}", prompt, params, seed=following))
+            scheduler.submit(Request(f"{following}", tuple(turn.prompt), params, seed=following))
             following += 1
         plan = scheduler.plan()
         if plan is not None:

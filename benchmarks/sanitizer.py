@@ -74,7 +74,7 @@ class OwnTime:
         self.cpu = 0.0
         runner = service.engine.runner
         assert runner.sanitizer is not None
-        for owner, name in ((runner, "_inspect"), (runner.sanitizer, "apply")):
+        for owner, name in ((runner, "_settle"), (runner, "_inspect"), (runner.sanitizer, "apply")):
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:

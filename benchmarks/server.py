@@ -119,7 +119,8 @@ async def streamed(url: str, prompts: list[str], params: SamplingParams) -> tupl
 
 
 async def stream(client: HttpClient, prompt: str, params: SamplingParams) -> str:
-    names = ("max_tokens", "temperature", "seed", "ignore_eos")
+    # all that shapes a draw: what a client leaves out, the server takes from the model's generation_config.json
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
     body = {"prompt": prompt, "stream": True} | {name: getattr(params, name) for name in names}
     pieces = []
     async for data in client.events("/v1/completions", body):

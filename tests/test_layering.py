@@ -12,14 +12,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "holdfast"
 
-SHARED = {"ids", "units", "adaptive", "config", "resolve", "params", "corruption", "request", "plan"}
+SHARED = {"ids", "units", "adaptive", "config", "resolve", "structured", "params", "corruption"}
+SHARED |= {"request", "plan"}
 HOST = SHARED | {"cache", "scheduler"}
 OPS = SHARED | {"ops"}
 MEMORY = OPS | {"memory"}
 LAYERS = MEMORY | {"distributed", "layers"}
 MODELS = LAYERS | {"progress", "models"}
 SPEC = MODELS | {"spec"}
-DEVICE = SPEC | {"executor"}
+DEVICE = SPEC | {"grammar", "executor"}
 BLUEPRINT = DEVICE | {"cpu_isa", "blueprint"}
 INTAKE = SHARED | {"text", "prompts", "answer", "defaults", "intake"}
 ENGINE = HOST | BLUEPRINT | INTAKE | {"hub", "engine"}
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor": DEVICE,
     # beside the columns
     "text": {"text"},
+    "grammar": SHARED | {"text"},
     "cpu_isa": set(),
     "progress": set(),
     "prompts": set(),

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from .config import ConfigError
 from .corruption import Finding, StateCorruption
-from .request import Completion, FinishReason, Rejected, RequestOutput, SamplingParams, TokenLogprob
+from .request import (
+    Completion,
+    FinishReason,
+    Rejected,
+    RequestOutput,
+    SamplingParams,
+    Structured,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from .async_engine import AsyncLLM
@@ -23,6 +31,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StateCorruption",
+    "Structured",
     "TokenLogprob",
 ]
 

@@ -12,16 +12,26 @@ from .text import StoppingText, Tokenizer
 
 
 class Answer:
-    """A request's. If nobody watches it grow, nor waits for a stop string, its text is made at the end."""
+    """A request's. If nobody watches it grow, nor waits for a stop string, its text is made at the end.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None, *, streaming: bool = False) -> None:
+    shown  special tokens that are part of the text
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        *,
+        streaming: bool = False,
+        shown: Sequence[str] = (),
+    ) -> None:
         self.request = request
         self._tokenizer = tokenizer
         self._text: StoppingText | None = None
         params = request.params
-        if tokenizer is not None and (streaming or params.stop):
+        if tokenizer is not None and (streaming or params.stop or shown):
             self._text = StoppingText(
-                tokenizer.detokenizer(),
+                tokenizer.detokenizer(shown=shown),
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,

@@ -342,16 +342,11 @@ def _check_grid(config: EngineConfig) -> None:
 
 def _check_tree_alone(config: EngineConfig) -> None:
     """What drafts that branch cannot be combined with."""
-    if config.speculative_config is None or config.speculative_config.topk == 1:
-        return
-    for name, why in (
-        ("exact", "a window that branches is computed in another order than a text"),
-        ("sanitizer", "its stamps follow texts, not trees"),
-    ):
-        if (value := getattr(config, name)) not in (False, "off"):
-            raise ConfigError(
-                f"speculative_config: topk > 1 goes with no {name}={value!r}: {why}; use topk=1"
-            )
+    if config.exact and config.speculative_config is not None and config.speculative_config.topk > 1:
+        raise ConfigError(
+            "speculative_config: topk > 1 goes with no exact=True: a window that branches is computed in another "
+            "order than a text; use topk=1"
+        )
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:

@@ -13,10 +13,11 @@ from .config import EngineConfig
 from .executor.inputs import uniform_shapes
 from .executor.readback import InFlight
 from .executor.runner import Runner
+from .grammar import GrammarError, Grammars
 from .memory.capacity import CapacityPlan
 from .models.base import CausalLM
 from .plan import StepResult
-from .request import FinishReason, Request
+from .request import FinishReason, Rejected, Request
 from .scheduler import Scheduler
 from .scheduler.depth import make_depth
 
@@ -29,12 +30,19 @@ class EngineFailed(RuntimeError):
 
 class Engine:
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, *, overlap: bool, capacity: CapacityPlan
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        overlap: bool,
+        capacity: CapacityPlan,
+        grammars: Grammars,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.capacity = capacity
         self._overlap = overlap
+        self._grammars = grammars
         self._inflight: InFlight | None = None
         self._failure: BaseException | None = None
         self.findings = 0
@@ -43,6 +51,11 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Raises Rejected if the request can never run."""
         self._check_alive()
+        if (structured := request.params.structured) is not None:
+            try:
+                self._grammars.check(structured)
+            except GrammarError as error:
+                raise Rejected(request.id, str(error)) from error
         self.scheduler.submit(request)
 
     def cancel(self, request_id: str) -> bool:
@@ -110,6 +123,7 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.recordable
     # also where nothing is recorded: the same bits
     shapes = uniform_shapes(capacity.limits, config.depths) if uniform else ()
+    grammars = Grammars(directory, capacity.limits.vocab_size)
     runner = Runner(
         ensemble,
         capacity.limits,
@@ -117,10 +131,11 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
         sanitizer=config.sanitizer,
         shapes=shapes,
         depths=config.depths,
+        grammars=grammars,
     )
     if not config.eager:
         runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     depth = make_depth(config.speculative_config, ragged=not shapes)
     scheduler = Scheduler(capacity.limits, cache, depth=depth)
-    return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity)
+    return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity, grammars=grammars)

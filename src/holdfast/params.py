@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .structured import Structured as Structured
+
 MAX_LOGPROBS = 20
 MAX_LISTED = 512
 """Tokens that logit_bias may name, and stop_token_ids as well."""
@@ -52,12 +54,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken from the logit of every token as many times as the answer has it."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    structured: Structured | None = None
+    """The form that the answer must have: tokens that would leave it are never chosen, whatever else is asked."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        for check in (_check_lengths, _check_draws, _check_penalties, _check_stops, _check_logprobs):
+        for check in CHECKS:
             check(self)
 
     @cached_property
@@ -133,6 +137,25 @@ def _check_logprobs(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is not None and not (_is_int(value) and 0 <= value <= MAX_LOGPROBS):
             raise ValueError(f"{name}={value!r} must be between 0 and {MAX_LOGPROBS}, or None for none")
+
+
+def _check_structured(params: SamplingParams) -> None:
+    """A form says itself when an answer may end, and then it must be able to."""
+    if params.structured is None:
+        return
+    if not isinstance(params.structured, Structured):
+        raise ValueError(f"structured={params.structured!r} must be a Structured, or None for any answer")
+    for name, off in (("ignore_eos", False), ("min_tokens", 0)):
+        if getattr(params, name) != off:
+            raise ValueError(
+                f"{name} is not for structured answers: the form says when they end; leave it at {off}"
+            )
+
+
+CHECKS = (
+    *(_check_lengths, _check_draws, _check_penalties),
+    *(_check_stops, _check_logprobs, _check_structured),
+)
 
 
 def _check_count(name: str, value: object, least: int, wanted: str = "") -> None:

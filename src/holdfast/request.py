@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .corruption import StateCorruption
 from .params import SamplingParams as SamplingParams
+from .params import Structured as Structured
 
 
 class Rejected(ValueError):
@@ -72,6 +73,21 @@ class SpeculationStats(Acceptance):
     steps: dict[int, dict[str, int]] = field(default_factory=dict)
     """Steps that drafts were made in, by how many for each row, and for what reason: fixed, best, explore, probe,
     warm-up, ema."""
+
+
+@dataclass
+class ConstraintStats:
+    """What it took to say which tokens may be chosen, where answers must have a form."""
+
+    steps: int = 0
+    masks: int = 0
+    seconds: float = 0.0
+
+    def count(self, *, masks: int, seconds: float) -> None:
+        """One step more."""
+        self.steps += 1
+        self.masks += masks
+        self.seconds += seconds
 
 
 @dataclass

@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"sanitizer": "full", "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
 }
 DRAFTERS = {"mtp": (), "standalone": ("model",)}
+BYTE_STATE = {"state_dtype": "int8", "num_slots": 9}
 SMALL = {"max_num_seqs": 3, "load_format": "dummy"}
 
 
@@ -69,12 +70,17 @@ def build(directory: Path, **options: Any) -> Engine:
 
 @pytest.mark.parametrize(
     ("model", "option"),
-    [*product(TINY, OPTIONS), *((model, "drafts") for model in ZOO), *product(["qwen3_5"], DRAFTERS)],
+    [
+        *product(TINY, OPTIONS),
+        *((model, "drafts") for model in ZOO),
+        *product(["qwen3_5"], [*DRAFTERS, "byte-state"]),
+    ],
 )
 def test_every_part_is_what_is_allocated(tmp_path: Path, model: str, option: str) -> None:
     directory = write(tmp_path / "model", EVERY[model])
+    options = OPTIONS | {"byte-state": BYTE_STATE}
     before = live_tensors()  # held, so that no new tensor can take the place of one of them
-    engine = build(directory, **OPTIONS[option] if option in OPTIONS else drafting(option, directory))
+    engine = build(directory, **options[option] if option in options else drafting(option, directory))
     known = {id(tensor) for tensor in before}
     allocated = storage_bytes([tensor for tensor in live_tensors() if id(tensor) not in known])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -37,13 +37,16 @@ class Scene:
     asks: tuple[Ask, ...] = MIXED
     options: Mapping[str, Any] = field(default_factory=dict)
     drafts: int = 0
-    """Made by the model itself, every third of them spoilt."""
+    """Or levels of a tree; every third of them is wrong."""
     depths: tuple[int, ...] = ()
     """Candidates of an adaptive depth, another every step; `drafts` is the initial one."""
+    drafter: str = "standalone"
+    """A method; or "tree": EAGLE's, with several guesses in every place. A standalone one is the model itself."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.model, self.asks, tuple(sorted(self.options.items())), self.drafts, self.depths)
+        options = tuple(sorted(self.options.items()))
+        return (self.model, self.asks, options, self.drafts, self.depths, self.drafter)
 
 
 ALONE = Scene(options=dict(enable_prefix_caching=False))
@@ -60,6 +63,9 @@ WINDOWS = Scene(
 
 SPECULATING = Scene(asks=(Ask(40, 40), Ask(21, 30), Ask(30, 36)), drafts=4)
 """Of each window some drafts are accepted, and some are not."""
+
+TREES = replace(SPECULATING, drafts=3, drafter="tree")
+"""The same with drafts that branch."""
 
 RESTLESS = Scene(asks=(Ask(40, 40), Ask(21, 30), Ask(30, 36)), drafts=1, depths=(0, 1, 7))
 """The same, with a depth that changes every step."""

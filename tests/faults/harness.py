@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tests.host.restless import Restless
 from tests.models.conformance import Tiny
-from tests.spec.drafters import spoil_drafts
+from tests.spec.drafters import Following, correct_drafts, spoil_drafts
+from tests.spec.formats import WRITERS, Target
 
 from holdfast.config import EngineConfig
 from holdfast.corruption import Finding, StateCorruption
@@ -89,6 +90,12 @@ def model_dir(name: str) -> Path:
 
 
 @functools.cache
+def head_dir(method: str, name: str) -> Path:
+    """A drafter for that model."""
+    return WRITERS[method](Target.of(model_dir(name)), model_dir(name) / method)
+
+
+@functools.cache
 def weights(name: str, device: str) -> CausalLM:
     return build_engine(model_dir(name), EngineConfig(**OPTIONS, device=device)).runner.model
 
@@ -96,19 +103,36 @@ def weights(name: str, device: str) -> CausalLM:
 def make_engine(scene: Scene, sanitizer: str) -> Engine:
     options = {**OPTIONS, **scene.options}
     if scene.drafts:
-        options["speculative_config"] = {
-            "method": "standalone",
-            "model": str(model_dir(scene.model)),
-            "num_speculative_tokens": scene.drafts,
-            "adaptive": {"candidate_steps": scene.depths} if scene.depths else None,
-        }
+        options["speculative_config"] = speculation(scene)
     config = EngineConfig(**options, sanitizer=sanitizer)
     engine = build_engine(model_dir(scene.model), config, weights_of=weights(scene.model, config.device))
-    if scene.drafts:
+    if scene.drafts and scene.drafter == "standalone":
         spoil_drafts(engine)
+    elif scene.drafts:
+        correct_drafts(engine, following(scene))
     if scene.depths:
         engine.scheduler._depth = Restless(scene.depths)
     return engine
+
+
+def speculation(scene: Scene) -> dict[str, object]:
+    method = "eagle" if scene.drafter == "tree" else scene.drafter
+    made = model_dir(scene.model) if method == "standalone" else head_dir(method, scene.model)
+    asked: dict[str, object] = {"method": method, "model": str(made), "num_speculative_tokens": scene.drafts}
+    if scene.drafter == "tree":
+        asked |= {"topk": 3, "num_draft_tokens": 2 * scene.drafts + 2}
+    return asked | ({"adaptive": {"candidate_steps": scene.depths}} if scene.depths else {})
+
+
+def following(scene: Scene) -> Following:
+    """What each request goes on with when nobody drafts."""
+    plain = healthy(replace(scene, drafts=0, depths=()))
+    texts = [[*r.prompt, *tokens] for r, tokens in zip(make_requests(scene.asks), plain.tokens, strict=True)]
+
+    def known(row: int, tokens: list[int]) -> list[int]:
+        return next((text[len(tokens) :] for text in texts if text[: len(tokens)] == tokens), [])
+
+    return known
 
 
 def make_requests(asks: tuple[Ask, ...]) -> list[Request]:
@@ -143,8 +167,8 @@ def run(scene: Scene, sanitizer: str = "off") -> Outcome:
 
 @functools.cache
 def _healthy(key: tuple[object, ...], sanitizer: str) -> Outcome:
-    model, asks, options, drafts, depths = key
-    return run(Scene(model, asks, dict(options), drafts, depths), sanitizer)  # type: ignore[arg-type, call-overload]
+    model, asks, options, *drafting = key
+    return run(Scene(model, asks, dict(options), *drafting), sanitizer)  # type: ignore[arg-type, call-overload]
 
 
 def healthy(scene: Scene, sanitizer: str = "off") -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from . import (
+    branches,
     changing_depth,
+    drafters,
     reuse,
     stale_tenant,
     uncertain_tokens,
@@ -19,7 +21,9 @@ ROOMS: dict[str, tuple[Fault, ...]] = {
     "What the last tenant left": stale_tenant.FAULTS,
     "Prefixes shared too early, too late, or under the wrong label": reuse.FAULTS,
     "Tokens that may be rejected": uncertain_tokens.FAULTS,
+    "Drafts that branch": branches.FAULTS,
     "A depth that changes": changing_depth.FAULTS,
     "The right place with the wrong bytes": wrong_content.FAULTS,
+    "Worse drafts": drafters.FAULTS,
 }
 FAULTS: tuple[Fault, ...] = tuple(fault for faults in ROOMS.values() for fault in faults)

@@ -16,7 +16,7 @@ HEAD = """\
 Defects that serving engines have had with recurrent state and KV caches, planted in this one. Each is a small patch,
 applied by a test (`tests/faults`), never a hook in the product. For every exhibit the tests show that
 
-- without guards it changes what the engine says: a harmless fault would prove nothing;
+- without guards it changes what the engine says, or what a drafter guesses: a harmless fault would prove nothing;
 - with guards it is caught, by what the last column names; and of the faults that `stamps` catch, no request that
   was not ended has a wrong token;
 - without the fault, the same requests end with the same tokens and nothing is found.

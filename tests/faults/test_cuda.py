@@ -6,12 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from .fault import LFM2, MIXED, QWEN, Fault, Scene
+from .fault import LFM2, MIXED, QWEN, TREES, Fault, Scene
 from .harness import run
 from .museum import FAULTS
 
 ON_CUDA = Scene(asks=MIXED, options=dict(device="cuda"))
-SOME = ("neighbours-slot", "count-for-step", "page-of-the-last-tenant", "transposed-between-chunks")
+SOME = (
+    "neighbours-slot",
+    "count-for-step",
+    "page-of-the-last-tenant",
+    "transposed-between-chunks",
+    "path-not-moved",
+    "keys-of-the-path-not-moved",
+    "node-turned-by-its-place",
+)
 
 
 @pytest.mark.gpu
@@ -22,6 +30,15 @@ def test_nothing_is_found_where_nothing_is_wrong(model: str, mode: str) -> None:
     guarded = run(scene, mode)
     assert not guarded.findings
     assert guarded.tokens == run(scene).tokens
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [QWEN, LFM2])
+def test_nothing_is_found_in_windows_that_branch(model: str) -> None:
+    scene = replace(TREES, model=model, options=dict(device="cuda"))
+    guarded = run(scene, "full")
+    assert not guarded.findings
+    assert guarded.tokens == run(replace(scene, drafts=0)).tokens
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ SHARED = (
     Ask(64, 10, shared=64, after=45),
     *MIXED,
 )
-WAYS: Mapping[str, Mapping[str, Any]] = {
+WAYS: dict[str, Mapping[str, Any]] = {
     "plain": {},
     "no-overlap": dict(overlap=False),
     "no-reuse": dict(enable_prefix_caching=False),
@@ -33,13 +33,21 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "exact": dict(exact=True, max_num_batched_tokens=33),
     "opposite-axis-order": dict(backend="reference_kv"),
     "bfloat16-state": dict(state_dtype="bfloat16"),
+    "byte-state": dict(state_dtype="int8"),
 }
+DRAFTED: Mapping[str, Mapping[str, Any]] = {
+    "trees": dict(drafts=3, drafter="tree"),
+    "several-heads": dict(drafts=3, drafter="eagle_multi"),
+    "blocks": dict(drafts=4, drafter="dflash"),
+}
+WAYS |= {way: dict(num_pages=26) for way in DRAFTED}
 EVERY_DAY = {
     (QWEN, "plain"),
     (QWEN, "pre-empted"),
     (LFM2, "few-slots"),
     (QWEN3, "small-steps"),
     (MAMBA2, "plain"),
+    (LFM2, "trees"),
 }
 
 
@@ -48,12 +56,17 @@ def cases() -> list[Any]:
         marks = () if (model, way) in EVERY_DAY else pytest.mark.slow
         return pytest.param(model, way, id=f"{model}-{way}", marks=marks)
 
-    return [case(model, way) for model in (QWEN, LFM2, QWEN3, MAMBA2) for way in WAYS]
+    return [
+        case(model, way)
+        for model in (QWEN, LFM2, QWEN3, MAMBA2)
+        for way in WAYS
+        if (model, way) != (MAMBA2, "byte-state")  # which refuses it
+    ]
 
 
 @pytest.mark.parametrize(("model", "way"), cases())
 def test_nothing_is_found(model: str, way: str) -> None:
-    scene = Scene(model, SHARED, WAYS[way])
+    scene = Scene(model, SHARED, WAYS[way], **DRAFTED.get(way, {}))
     guarded = healthy(scene, "full")
     assert not guarded.findings, guarded.findings
     assert guarded.tokens == healthy(scene).tokens

@@ -13,8 +13,9 @@ from tests.models.conformance import prompts
 from holdfast import LLM, AsyncLLM, ConfigError, SamplingParams, StateCorruption
 from holdfast.ops.places import Checkpoints, TemporalState
 
-from .fault import QWEN, wrap
-from .harness import OPTIONS, model_dir
+from .branches import moved_one_further
+from .fault import QWEN, TREES, wrap
+from .harness import OPTIONS, model_dir, run
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = prompts(40, 9, 20)
@@ -102,6 +103,14 @@ def test_a_step_s_own_token_is_not_handed_out(overlap: bool, monkeypatch: pytest
         llm.generate([PROMPTS[1]], GREEDY)
     [output] = caught.value.outputs
     assert len(output.prompt_token_ids) + len(output.token_ids) == 17 == caught.value.findings[0].expected + 1
+
+
+def test_a_branch_that_moves_to_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reported in the very step, with the state that holds it and the position where it should have gone."""
+    moved_one_further(monkeypatch)
+    found = [finding for finding in run(TREES, "stamps").findings if finding.what == "move"]
+    assert found and {finding.state for finding in found} <= {"conv.qkv", "temporal", "conv.hidden"}
+    assert all(finding.found is not None and finding.found < finding.expected for finding in found)
 
 
 def test_off_means_that_nothing_is_there() -> None:

@@ -15,7 +15,7 @@ from holdfast.memory.state_pool import StatePool
 from holdfast.ops.acceptance import reference as acceptance
 from holdfast.ops.step import StateStep
 
-from .contracts import mixed_traffic, trees
+from .contracts import mixed_traffic
 from .fault import SPECULATING, Fault, wrap
 
 POOL = "tests/memory/test_journal.py"
@@ -110,10 +110,6 @@ def _drafts_over_the_bonus(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, speculation.Speculation, "propose", early)
 
 
-def _path_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StatePool, "compact", lambda pool, *, step, path, accepted: None)
-
-
 FAULTS = (
     Fault(
         "idle-row-commits",
@@ -178,13 +174,5 @@ FAULTS = (
         POOL,
         _one_was_accepted,
         contract=mixed_traffic,
-    ),
-    Fault(
-        "path-not-moved",
-        "a class of many",
-        "the accepted branch of a tree stays where its nodes were",
-        "tests/memory/test_trees.py",
-        _path_not_moved,
-        contract=trees,
     ),
 )

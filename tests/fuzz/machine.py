@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hypothesis
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from .models import VOCAB
+from .models import VOCAB, WITH_MTP
 from .oracle import ORACLE
 from .world import Event, Script, World, begin
 
@@ -39,17 +40,36 @@ def text(number: int, length: int) -> list[int]:
     return tokens
 
 
-def drafters(model: str) -> list[dict[str, Any] | None]:
-    """None; the model itself, which is as often right as it may; one with state that is seldom right; no model."""
-    itself = {"method": "standalone", "num_speculative_tokens": 3, "model": model}
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-    return [None, itself, {**itself, "num_speculative_tokens": 1, "model": "gated-delta"}, ngram]
+DRAFTERS = ("none", "itself", "another", "ngram", "mtp", "eagle", "eagle_multi", "dflash", "tree")
+"""The model itself is as often right as it may; another, with state, seldom is. Heads are helped."""
+
+
+def drafters(model: str) -> list[str]:
+    return [name for name in DRAFTERS if name != "mtp" or model in WITH_MTP]
+
+
+def speculation(drafter: str, model: str, fold_every: int) -> dict[str, Any] | None:
+    """In a script, the model that a head is for stands in the place of its directory."""
+    if drafter == "none":
+        return None
+    if drafter == "tree":
+        levels, nodes = (2, 4) if fold_every == 4 else (3, 7)
+        tree = {"num_speculative_tokens": levels, "topk": 2, "num_draft_tokens": nodes}
+        return {"method": "eagle", "model": model, **tree}
+    asked: dict[str, Any] = {"method": drafter, "num_speculative_tokens": 3}
+    if drafter == "ngram":
+        return asked | {"prompt_lookup_min": 1}
+    if drafter == "itself":
+        return asked | {"method": "standalone", "model": model}
+    if drafter == "another":
+        return {"method": "standalone", "num_speculative_tokens": 1, "model": "gated-delta"}
+    return asked if drafter == "mtp" else asked | {"model": model}
 
 
 @st.composite
-def engines(draw: st.DrawFn, model: str) -> Event:
+def engines(draw: st.DrawFn, model: str, drafter: str) -> Event:
     """Small pools, and everything that an engine can be told to do."""
-    exact = draw(st.sampled_from([False, True, False]))
+    exact = draw(st.sampled_from([False, True, False])) and drafter != "tree"
     fold_every, page_size = draw(st.sampled_from(GRIDS[:1] if exact else GRIDS))
     rows = draw(st.sampled_from([4, 3, 4, 2, 1]))
     return begin(
@@ -62,7 +82,7 @@ def engines(draw: st.DrawFn, model: str) -> Event:
         max_num_seqs=rows,
         num_slots=None if model == "attention" else rows + draw(st.sampled_from([3, 1, 0, 12])),
         max_num_batched_tokens=draw(st.sampled_from([24, 256, 64, 7, 3])),
-        speculative_config=draw(st.sampled_from(drafters(model))),
+        speculative_config=speculation(drafter, model, fold_every),
         overlap=draw(st.booleans()),
         backend=draw(st.sampled_from(["reference", "reference_kv"])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
@@ -74,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
     """What the whole engine must withstand. A failure leaves its script in `failure`, the shortest one last."""
 
     model: ClassVar[str]
+    drafters: ClassVar[Sequence[str]]
     covered: ClassVar[Counter[str]]
     failure: ClassVar[Script | None] = None
 
@@ -96,7 +117,9 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(count=st.integers(3, 6), drawn=st.data())
     def begin(self, count: int, drawn: st.DataObject) -> None:
         """There is company from the start: hypothesis also tries runs without one or another of the rules."""
-        self.do(drawn.draw(engines(self.model)))
+        drafter = drawn.draw(st.sampled_from(self.drafters))
+        self.do(drawn.draw(engines(self.model, drafter)))
+        self.world.covered[f"runs with {drafter}"] += 1
         self.submit(count, drawn)
 
     @rule(count=st.integers(1, 3), drawn=st.data())
@@ -135,11 +158,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.do(Event("step", {"count": count}))
 
     @precondition(lambda self: self.world.requests)
-    @rule(among=st.sampled_from(["running", "unfinished", "requests"]), which=st.integers(0, 9))
-    def cancel(self, among: str, which: int) -> None:
-        ids = list(getattr(self.world, among))
-        if ids:
-            self.do(Event("cancel", {"request": ids[which % len(ids)]}))
+    @rule(
+        among=st.sampled_from(["running", "unfinished", "requests"]),
+        which=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    )
+    def cancel(self, among: str, which: list[int]) -> None:
+        for place in which:
+            if ids := list(getattr(self.world, among)):
+                self.do(Event("cancel", {"request": ids[place % len(ids)]}))
 
     @precondition(lambda self: len(self.world.unfinished) > 3)
     @rule()
@@ -152,13 +178,24 @@ class EngineMachine(RuleBasedStateMachine):
             type(self).covered.update(self.world.covered)
 
 
-def fuzz(model_name: str, profile: settings, failures: Path) -> Counter[str]:
-    """Runs with one model; what they covered. The script of a failure is written to `failures`."""
+def fuzz(
+    model_name: str,
+    profile: settings,
+    failures: Path,
+    *,
+    drafter_names: Sequence[str] = (),
+    seed: int | None = None,
+) -> Counter[str]:
+    """Runs with one model and one of these drafters, or of all; what they covered. The script of a failure is
+    written to `failures`."""
 
     class Machine(EngineMachine):
         model = model_name
+        drafters = drafter_names or drafters(model_name)
         covered: ClassVar[Counter[str]] = Counter()
 
+    if seed is not None:
+        hypothesis.seed(seed)(Machine)
     try:
         run_state_machine_as_test(Machine, settings=profile)
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.models.conformance import VOCAB as VOCAB
 from tests.models.conformance import Tiny
+from tests.spec.formats import WRITERS, Target, write_mtp
 
 BASE: dict[str, Any] = dict(
     hidden_size=32,
@@ -43,13 +44,23 @@ MODELS = {
 }
 
 
+WITH_MTP = ("gated-delta",)
+"""Those that bring a head of their own."""
+
+
 @functools.cache
 def directory(name: str) -> Path:
     scratch = tempfile.TemporaryDirectory(prefix="holdfast-fuzz-")
     _kept.append(scratch)  # removed when the process ends
     path = Path(scratch.name)
     MODELS[name].build().save_pretrained(path)
-    return path
+    return write_mtp(path, path) if name in WITH_MTP else path
+
+
+@functools.cache
+def head(method: str, name: str) -> Path:
+    """A drafter for that model."""
+    return WRITERS[method](Target.of(directory(name)), directory(name) / method)
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []

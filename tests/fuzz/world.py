@@ -8,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.spec.drafters import spoil_drafts
+from tests.spec.drafters import correct_drafts, spoil_drafts
 
-from holdfast.config import EngineConfig, max_window, pages_for
+from holdfast.config import EngineConfig, SpeculativeConfig, max_window, pages_for
 from holdfast.engine import Engine, build_engine
 from holdfast.request import FinishReason, Request, SamplingParams, TokenLogprob
 from holdfast.verify.rules import compare
 
-from .models import directory
+from .models import directory, head
 from .oracle import MAX_MODEL_LEN, ORACLE, TOP, Setting
 
 MOST_TURNS = 20_000
@@ -49,9 +49,9 @@ class Script:
 
 def begin(model: str, *, exact: bool, spare_pages: int, **options: Any) -> Event:
     """`spare_pages` beside those that one request of full length needs."""
-    speculative = options["speculative_config"] or {"num_speculative_tokens": 0}
-    page_size, window = options["page_size"], max_window(speculative["num_speculative_tokens"])
-    pages = pages_for(options["max_model_len"] + window, page_size) + spare_pages
+    speculative = options["speculative_config"]
+    window = max_window(SpeculativeConfig.of(speculative).most_drafts if speculative else 0)
+    pages = pages_for(options["max_model_len"] + window, options["page_size"]) + spare_pages
     return Event("begin", {"model": model, "options": {**options, "exact": exact, "num_pages": pages}})
 
 
@@ -85,11 +85,15 @@ class World:
         self.setting = Setting(model, exact, options["fold_every"] if exact else None)
         speculative = options["speculative_config"]
         if speculative and "model" in speculative:
-            speculative = {**speculative, "model": str(directory(speculative["model"]))}
+            method, name = speculative["method"], speculative["model"]
+            made = directory(name) if method == "standalone" else head(method, name)
+            speculative = {**speculative, "model": str(made)}
         config = EngineConfig(**{**options, "speculative_config": speculative})
         self.engine: Engine = build_engine(directory(model), config, weights_of=ORACLE.weights(model))
-        if speculative:
+        if speculative and speculative["method"] in ("ngram", "standalone"):
             spoil_drafts(self.engine)
+        elif speculative:
+            correct_drafts(self.engine, self._following)
         self.cache = self.engine.scheduler._cache
         self.max_model_len = self.engine.capacity.limits.max_model_len
         self.grid = self.engine.capacity.limits.fold_every
@@ -206,6 +210,15 @@ class World:
             if scored.token_id in params.stop_token_ids:
                 return answer[:count], FinishReason.STOP
         return answer, FinishReason.LENGTH
+
+    def _following(self, row: int, tokens: list[int]) -> Sequence[int]:
+        """What the row's request will go on with."""
+        for seat in self.engine.scheduler._running.values():
+            if seat.row == row:
+                answer = [scored.token_id for scored in self.expected(seat.request)[0]]
+                text = [*seat.request.prompt, *answer]
+                return text[len(tokens) :] if text[: len(tokens)] == tokens else ()
+        return ()
 
     # --- looking on ---
 

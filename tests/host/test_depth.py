@@ -117,6 +117,12 @@ def test_a_change_is_believed_at_once_and_of_all_places() -> None:
         survival.learn([(7, 0)] * 16)
     survival.learn([(1, 1)] * 16)
     assert min(survival.rates()) > 0.4
+    for _ in range(100):
+        survival.learn([(7, 7)])
+    while survival.rates()[0] > 0.6:
+        survival.learn([(7, 0)])
+    survival.learn([(7, 2)])
+    assert max(survival.rates()[2:]) < 0.75, "of places that were not reached since, nothing old comes back"
 
 
 def test_an_unknown_cost_is_that_of_less() -> None:
@@ -180,6 +186,17 @@ def test_all_candidates_are_compared() -> None:
     assert loop.depth.why().startswith("7 drafts (best); tokens/s of 1 rows with so many drafts: 0: 1, 1: 1")
 
 
+def test_what_costs_less_to_find_out_comes_first() -> None:
+    """With one draft each a step takes 1.6 times as long. If seven took no longer they would be worth it: but three
+    take longer already, which bounds what seven take."""
+    loop = Loop(CostDepth(AdaptiveConfig(), 0, ragged=False), rows=100)
+    accepted = [0] * 61 + [1] * 24 + [2] * 9 + [3] * 4 + [4, 7]
+    loop.right = dict(zip(loop.right, accepted, strict=True))
+    loop.seconds = lambda tokens: {1: 1.0, 2: 1.6, 4: 2.8, 8: 5.2}[tokens // 100]  # type: ignore[method-assign]
+    made = loop.run(100)
+    assert 3 in made and 7 not in made and made[50:].count(0) > 45
+
+
 def test_what_cannot_be_the_best_is_never_tried() -> None:
     loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False), rows=1)
     loop.seconds = float  # type: ignore[method-assign]
@@ -208,6 +225,19 @@ def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:
     shares = [policy.share(row) for row in loop.windows]
     assert shares[0] == 7 and max(shares[1:]) <= 3, "and as many as three for each, all together"
     assert policy.share(Row(9)) == policy.depth, "of a row that came just now nothing is known"
+
+
+def test_in_a_ragged_step_a_probe_asks_a_few_and_others_the_next_time() -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=True)
+    loop = Loop(policy, rows=20)
+    loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
+    asked = []
+    for _ in range(200):
+        loop.run(1)
+        if policy.reason == "probe":
+            asked.append({row for row in loop.windows if policy.share(row)})
+    assert len(asked) > 3 and {len(rows) for rows in asked} == {8}
+    assert set().union(*asked) == set(loop.windows)
 
 
 def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:

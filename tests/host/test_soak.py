@@ -71,7 +71,11 @@ def run(random: Random) -> Counter[str]:
 
 
 def events(harness: Harness) -> Counter[str]:
-    seen = Counter(vars(harness.scheduler.counters)) + Counter(vars(harness.cache.counters))
+    reuse = vars(harness.cache.counters)
+    seen = Counter(vars(harness.scheduler.counters)) + Counter(
+        {name: n for name, n in reuse.items() if name != "outcomes"}
+    )
+    seen += Counter(reuse["outcomes"])
     starts = [start for plan in harness.plans for start in plan.starts]
     seen["resumed"] = sum(start.base > 0 for start in starts)
     seen["resumed without state"] = seen["resumed"] if not harness.limits.num_slots else 0

@@ -143,7 +143,7 @@ class Driver:
 
     def _poison_slot(self, slot: int) -> None:
         for saved in self.layer.saved().values():
-            saved[slot] = torch.nan
+            saved[slot] = torch.nan if saved.dtype.is_floating_point else 77  # whose scales are NaN, then
 
     # --- a step ---
 
@@ -293,6 +293,8 @@ class Driver:
 
     def _check_slot(self, slot: int, history: History, line: int) -> None:
         saved = self.temporal.saved[slot]
+        if self.temporal.scale is not None:
+            saved = saved.float() * self.temporal.scale[slot].float()
         logical = saved if self.setup.backend == "reference" else saved.transpose(-1, -2)
         self.compare(logical, history.states[line], f"slot {slot}, line {line}")
         conv = self.conv.saved[slot].double().numpy()

@@ -47,7 +47,7 @@ def poison(pool: StatePool) -> None:
     """No byte is worth reading before somebody wrote it."""
     for kind, _, x in state_tensors(pool):
         if kind != "cursor":
-            x.fill_(torch.nan)
+            x.fill_(torch.nan if x.dtype.is_floating_point else 77)  # whose scales are NaN, then
 
 
 class Snapshot:

@@ -79,8 +79,11 @@ def test_a_bfloat16_state_is_rounded_at_the_lines_and_nowhere_else(
 
 
 @grids
-def test_a_bfloat16_state_stays_near_the_rounded_recurrence(grid: int, window: int, page: int) -> None:
-    driver = Driver(Setup(grid, window, page, state_dtype=torch.bfloat16), seed=6)
+@pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.int8], ids=["bfloat16", "int8"])
+def test_a_narrow_state_stays_near_the_rounded_recurrence(
+    grid: int, window: int, page: int, state_dtype: torch.dtype
+) -> None:
+    driver = Driver(Setup(grid, window, page, state_dtype=state_dtype), seed=6)
     drive(driver, 30)
 
 
@@ -149,7 +152,11 @@ def test_a_rejected_window_leaves_no_trace() -> None:
         torch.testing.assert_close(plain, tried, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "state_dtype",
+    [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn],
+    ids=["float32", "bfloat16", "int8", "float8"],
+)
 @pytest.mark.parametrize("backend", ["reference", "reference_kv"])
 def test_in_exact_mode_a_row_that_resumes_and_replays_computes_the_same_bits(
     state_dtype: torch.dtype, backend: str

@@ -119,6 +119,11 @@ def test_a_bfloat16_state(oracle_of: OracleOf) -> None:
     assert 1e-5 < worst < BF16_STATE_LOGPROB
 
 
+def test_a_state_of_one_byte_is_refused(oracle_of: OracleOf) -> None:
+    with pytest.raises(ConfigError, match="state_dtype='int8' needs scales, which Mamba-2 has not"):
+        LLM(oracle_of("grouped").directory, state_dtype="int8")
+
+
 @pytest.mark.parametrize("residual_in_fp32", [True, False])
 def test_bfloat16_weights(tmp_path: Path, residual_in_fp32: bool) -> None:
     tiny = Tiny("Mamba2ForCausalLM", BASE | dict(residual_in_fp32=residual_in_fp32))

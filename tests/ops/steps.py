@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.config import journal_capacity, ring_capacity
 from holdfast.ops.places import ConvState, TemporalState
+from holdfast.ops.rounding import GREATEST, SCALE_DTYPE
 from holdfast.ops.step import Export, StateStep, Tree
 
 GRID = 16
@@ -104,8 +105,11 @@ def delta_pool(
     """swapped: the state is stored [K, V]"""
     places = journal_capacity(grid, WINDOW)
     state = (heads.key_dim, heads.value_dim) if swapped else (heads.value_dim, heads.key_dim)
+    scales = (1, heads.value_dim) if swapped else (heads.value_dim, 1)
+    shape, scaled = (slots + 1, heads.values), dtype in GREATEST
     return TemporalState(
-        saved=torch.full((slots + 1, heads.values, *state), torch.nan, dtype=dtype),
+        saved=torch.full((*shape, *state), 77 if scaled else torch.nan, dtype=dtype),
+        scale=torch.full((*shape, *scales), torch.nan, dtype=SCALE_DTYPE) if scaled else None,
         journal={
             "k": torch.full((rows + 1, places, heads.keys, heads.key_dim), torch.nan),
             "u": torch.full((rows + 1, places, heads.values, heads.value_dim), torch.nan),

@@ -14,7 +14,17 @@ from .steps import GRID, Heads, Lane, delta_inputs, make_step
 pytest.importorskip("triton")
 from holdfast.ops.gated_delta import triton_runs as twin
 
-from .test_gated_delta_triton import DEVICE, KV, agree, copy, everywhere, filled_pool, on_device
+from .test_gated_delta_triton import (
+    DEVICE,
+    KV,
+    agree,
+    agree_checkpoints,
+    copy,
+    everywhere,
+    filled_pool,
+    on_device,
+    tolerance_of,
+)
 
 SLOTS = 20
 
@@ -38,9 +48,9 @@ def compare(
     out = torch.full(inputs["v"].shape, torch.nan, device=DEVICE)
     q, k = inputs.pop("q"), inputs.pop("k")
     twin.runs(torch.stack((q / 0.5, k), 1), **inputs, pool=found, step=step, out=out, scale=0.5)
-    tolerance = 2e-5 if dtype is torch.float32 else 4 * float(torch.finfo(dtype).eps)
+    tolerance = 2e-5 if dtype is torch.float32 else 4 * tolerance_of(dtype)
     agree(out, wanted, tolerance)
-    agree(found.saved, expected.saved, tolerance)
+    agree_checkpoints(found, expected, tolerance)
     for name, ring in expected.journal.items():
         agree(found.journal[name], ring, tolerance)
 
@@ -60,8 +70,10 @@ def test_runs_equal_the_reference() -> None:
     compare(Heads(1, 2, 16, 6), RUNS, EXPORTS, decay="mixed")
 
 
-def test_a_narrow_checkpoint() -> None:
-    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16 if DEVICE.type == "cuda" else torch.float16, torch.int8], ids=["half", "byte"]
+)
+def test_a_narrow_checkpoint(dtype: torch.dtype) -> None:
     compare(Heads(1, 1, 16, 4), RUNS[3:], seed=3, dtype=dtype)
 
 

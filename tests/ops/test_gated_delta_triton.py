@@ -11,7 +11,8 @@ from holdfast.ops import journal
 from holdfast.ops.backend import Ops
 from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.gated_delta.reference import GatedDelta
-from holdfast.ops.places import ConvState, TemporalState
+from holdfast.ops.places import Checkpoints, ConvState, TemporalState
+from holdfast.ops.rounding import GREATEST
 from holdfast.ops.step import StateStep
 
 from .steps import GRID, WINDOW, Heads, Lane, conv_pool, delta_inputs, delta_pool, make_step, seeded
@@ -44,18 +45,45 @@ def filled_pool(
         if not lane.row:
             continue
         if lane.base:
-            state = torch.randn(pool.saved.shape[1:], generator=generator)
-            pool.saved[lane.slot] = state.to(dtype)
+            state = torch.randn(1, *pool.saved.shape[1:], generator=generator)
+            row, slot, base = (torch.tensor([x]) for x in (lane.row, lane.slot, lane.base))
+            pool.store(Checkpoints(row, slot, base), state)
         entries = delta_inputs(lane.position - lane.base, heads, seed + number, decay)
         places = torch.arange(lane.base, lane.position) % pool.capacity
         pool.journal["k"][lane.row, places] = entries["k"]
         pool.journal["log_g"][lane.row, places] = entries["log_g"]
         pool.journal["u"][lane.row, places] = entries["v"]
-    return TemporalState(pool.saved.to(DEVICE), {name: x.to(DEVICE) for name, x in pool.journal.items()})
+    return moved(pool, DEVICE)
+
+
+def moved(pool: TemporalState, device: torch.device, *, copied: bool = False) -> TemporalState:
+    def there(x: torch.Tensor) -> torch.Tensor:
+        return x.to(device, copy=copied)
+
+    return TemporalState(
+        saved=there(pool.saved),
+        journal={name: there(x) for name, x in pool.journal.items()},
+        scale=None if pool.scale is None else there(pool.scale),
+    )
 
 
 def copy(pool: TemporalState) -> TemporalState:
-    return TemporalState(pool.saved.clone(), {name: x.clone() for name, x in pool.journal.items()})
+    return moved(pool, pool.saved.device, copied=True)
+
+
+def agree_checkpoints(got: TemporalState, wanted: TemporalState, tolerance: float) -> None:
+    """Of a scaled dtype, numbers may fall to either side of a tie, scales may not."""
+    if got.scale is None or wanted.scale is None:
+        return agree(got.saved, wanted.saved, tolerance)
+    agree(got.scale, wanted.scale, 0.0)
+    apart = (got.saved.float() - wanted.saved.float()).abs()
+    assert float(apart.max()) <= 1 and float(apart.mean()) < 1e-3
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    if dtype is torch.float32:
+        return 2e-6
+    return 1 / GREATEST[dtype] if dtype in GREATEST else float(torch.finfo(dtype).eps)
 
 
 def agree(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
@@ -77,9 +105,9 @@ def compare(heads: Heads, lanes: list[Lane], *, seed: int, dtype: torch.dtype, d
     q, k = inputs.pop("q"), inputs.pop("k")
     qk, tiles = torch.stack((q / 0.5, k), 1), twin.Tiles(values=16, warps=1)
     twin.windows(qk, **inputs, pool=found, step=step, out=out, scale=0.5, tiles=tiles)
-    tolerance = 2e-6 if dtype is torch.float32 else float(torch.finfo(dtype).eps)
+    tolerance = tolerance_of(dtype)
     agree(out, wanted, tolerance)
-    agree(found.saved, expected.saved, tolerance)
+    agree_checkpoints(found, expected, tolerance)
     for name, ring in expected.journal.items():
         agree(found.journal[name], ring, tolerance)
 
@@ -110,12 +138,17 @@ def test_a_narrow_checkpoint_is_rounded_before_it_is_used() -> None:
     compare(Heads(1, 1, 16, 4), lanes_at(2, 9), seed=5, dtype=dtype, decay="mild")
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_checkpoint_of_one_byte(window: int) -> None:
+    compare(Heads(1, 2, 16, 4), lanes_at(window, 9), seed=5, dtype=torch.int8, decay="mild")
+
+
 def test_a_step_of_nothing_but_folds() -> None:
     lanes = [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)]
     compare(Heads(1, 1, 16, 4), lanes, seed=6, dtype=torch.float32, decay="mild")
 
 
-def decoding(heads: Heads, copies: int) -> None:
+def decoding(heads: Heads, copies: int, dtype: torch.dtype = torch.float32) -> None:
     """From projections to outputs, beside the reference; so many times the lanes."""
     width = 4
     lanes = [
@@ -141,20 +174,21 @@ def decoding(heads: Heads, copies: int) -> None:
         torch.randn(heads.values, generator=generator),
         1.0,
     )
-    pool = filled_pool(heads, lanes, 9, torch.float32, "mild", BESIDE * copies)
+    pool = filled_pool(heads, lanes, 9, dtype, "mild", BESIDE * copies)
     there, found = copy(pool), ConvState(conv.saved.to(DEVICE), conv.ring.to(DEVICE))
     if DEVICE.type == "cpu":
         found = ConvState(conv.saved.clone(), conv.ring.clone())
-    pool = TemporalState(pool.saved.cpu(), {name: x.cpu() for name, x in pool.journal.items()})
+    pool = moved(pool, torch.device("cpu"))
     wanted = Ops("kv", {"gated_delta": twin.ORDER}).delta_net(inputs, weights, conv, pool, step)
-    moved = DeltaInputs(*(x.to(DEVICE) for x in (inputs.qkv, inputs.b, inputs.a)))
+    projected = DeltaInputs(*(x.to(DEVICE) for x in (inputs.qkv, inputs.b, inputs.a)))
     other = DeltaWeights(*(x.to(DEVICE) for x in (weights.conv, weights.a_log, weights.dt_bias)), 1.0)
     out = torch.full((tokens, heads.values, heads.value_dim), torch.nan, device=DEVICE)
-    twin.decode(moved, other, found, there, on_device(step), out, eps=1e-6)
-    agree(out.cpu(), wanted, 5e-6)
-    agree(there.saved.cpu(), pool.saved, 5e-6)
+    twin.decode(projected, other, found, there, on_device(step), out, eps=1e-6)
+    there, tolerance = moved(there, torch.device("cpu")), max(5e-6, tolerance_of(dtype))
+    agree(out.cpu(), wanted, tolerance)
+    agree_checkpoints(there, pool, tolerance)
     for name, ring in pool.journal.items():
-        agree(there.journal[name].cpu(), ring, 5e-6)
+        agree(there.journal[name], ring, tolerance)
     agree(found.saved.cpu(), conv.saved, 5e-6)
     agree(found.ring.cpu(), conv.ring, 5e-6)
 
@@ -163,9 +197,10 @@ def test_a_token_goes_from_projection_to_output() -> None:
     decoding(Heads(1, 2, 16, 16), 1)
 
 
-def test_with_many_lanes_folds_have_a_launch_of_their_own() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+def test_with_many_lanes_folds_have_a_launch_of_their_own(dtype: torch.dtype) -> None:
     assert 5 * len(lanes_at(1, 1)) > twin.FEW_LANES
-    decoding(Heads(1, 1, 16, 16), 5)
+    decoding(Heads(1, 1, 16, 16), 5, dtype)
 
 
 @everywhere

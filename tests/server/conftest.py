@@ -19,12 +19,33 @@ FLAGS = ("--exact", "--max-num-seqs", "16", "--max-model-len", "512", "--num-pag
 LIMITS = ("--max-queue", "48", "--max-body", "1MiB", "--max-output-tokens", "400", "--read-timeout", "2")
 
 
+CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\nCall them as <tool_call>{"name": ..., "arguments": ...}</tool_call>:' }}
+{%- for tool in tools %}{{- ' ' + tool.function.name }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' + ('<think>\\n' if enable_thinking else '') }}
+{%- endif %}
+{#- </think> -#}
+"""
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny one whose tokens are bytes, whichever is built in."""
+    """A tiny one whose tokens are bytes, whichever is built in. It can be given tools, and told to think."""
     directory = tmp_path_factory.mktemp("models") / "tiny"
     directory.mkdir()
     write_random_model(directory)
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return directory
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -61,6 +62,34 @@ def test_metrics_count(server: Running) -> None:
     assert grown['http_responses_total{path="/v1/completions",status="200"}'] == 1
     assert after["sanitizer_findings_total"] == 0 and after["engine_deaths_total"] == 0
     assert pools_are_whole(after)
+
+
+CHARTED = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total
+prompt_tokens_total generation_tokens_total num_preemptions_total time_to_first_token_seconds_count
+inter_token_latency_seconds_count e2e_request_latency_seconds_count request_queue_time_seconds_count
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+"""
+
+
+def test_the_names_that_others_chart_are_there(server: Running) -> None:
+    assert server.metrics().keys() >= set(CHARTED.split())
+
+
+def test_why_prefixes_were_not_resumed_further(server: Running) -> None:
+    def counted() -> dict[str, float]:
+        _, page = server.ask("GET", "/metrics")
+        found = re.findall(r'prefix_cache_requests_total{outcome="([^"]*)"} (\S+)', page)
+        return {outcome: float(value) for outcome, value in found}
+
+    before = counted()
+    prompt = [7, *range(150, 250)]
+    for _ in range(2):
+        assert server.ask("POST", COMPLETIONS, {"prompt": prompt, "max_tokens": 1})[0] == 200
+    grown = {outcome: count - before.get(outcome, 0) for outcome, count in counted().items()}
+    assert grown["no page of this prompt was computed before"] == 1
+    assert grown["as far as the prompt was computed before"] == 1
+    assert sum(grown.values()) == 2
 
 
 def test_prefixes_can_be_forgotten(server: Running) -> None:

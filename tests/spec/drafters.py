@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,45 @@ def spoil_drafts(engine: Engine) -> None:
         return replace(draft, tokens=torch.where(place % 3 == 0, draft.tokens ^ 1, draft.tokens))
 
     drafter.propose = spoilt
+
+
+Following = Callable[[int, list[int]], Sequence[int]]
+"""(row, its tokens) -> those that the model will choose next, as far as anybody knows"""
+
+
+def correct_drafts(engine: Engine, following: Following) -> None:
+    """As if a head had been trained: whatever it drafts is right, but at every third position, where it is wrong. Of
+    nodes that follow the same one, one is right, and seldom the first. At every fifth position fewer are meant."""
+    drafter: Any = engine.runner.speculation.drafter
+    propose = drafter.propose
+
+    def corrected(step: VerifiedStep) -> Draft:
+        draft: Draft = propose(step)
+        tokens = draft.tokens.tolist()
+        chain = torch.arange(step.depth).expand_as(draft.tokens)
+        parents = (chain if draft.parents is None else draft.parents).tolist()
+        for lane, (row, position) in enumerate(zip(step.rows.tolist(), step.position.tolist(), strict=True)):
+            known = step.tokens[row, : position + 1].tolist()
+            _correct(tokens[lane], parents[lane], position + 1, following(row, known))
+        fewer = step.position % (step.depth + 1)
+        count = torch.where(step.position % 5 == 0, fewer, draft.count)
+        return replace(draft, tokens=draft.tokens.new_tensor(tokens), count=count)
+
+    drafter.propose = corrected
+
+
+def _correct(tokens: list[int], parents: list[int], first: int, following: Sequence[int]) -> None:
+    """In place, from the root down."""
+    at = 0
+    for place, wanted in enumerate(following, first):
+        if not (children := [node for node, parent in enumerate(parents, 1) if parent == at]):
+            return
+        for node in children:
+            tokens[node - 1] = wanted ^ 1 if tokens[node - 1] == wanted else tokens[node - 1]
+        at = children[place % len(children)]
+        tokens[at - 1] = wanted ^ 1 if place % 3 == 0 else wanted
+        if place % 3 == 0:
+            return
 
 
 def speculating(directory: Path, drafter: Drafter, **options: Any) -> LLM:

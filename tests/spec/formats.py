@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from holdfast.spec.ensemble import Ensemble
 
@@ -122,6 +124,32 @@ def write_eagle1(target: Target, directory: Path, *, seed: int = 0, **changes: A
     return write(directory, config | changes, weights)
 
 
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=4)
+
+
+def write_recurrent_eagle1(target: Target, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """A gated delta net in the place of attention, with the tensors of Qwen3.5's."""
+    write_eagle1(target, directory, seed=seed)
+    noise = Noise(seed + 100)
+    kept = load_file(directory / "model.safetensors")
+    keys, values, heads = 2 * 8, 4 * 4, 4
+    mixer = {
+        "in_proj_qkv.weight": noise(2 * keys + values, target.hidden, scale=0.3),
+        "in_proj_z.weight": noise(values, target.hidden, scale=0.3),
+        "in_proj_b.weight": noise(heads, target.hidden, scale=0.3),
+        "in_proj_a.weight": noise(heads, target.hidden, scale=0.3),
+        "conv1d.weight": noise(2 * keys + values, 1, 4, scale=0.5),
+        "dt_bias": noise(heads, scale=0.3),
+        "A_log": noise(heads, scale=0.3),
+        "norm.weight": noise.around_one(4),
+        "out_proj.weight": noise(target.hidden, values, scale=0.2),
+    }
+    weights = {name: weight for name, weight in kept.items() if "self_attn" not in name}
+    weights |= {f"layers.0.linear_attn.{name}": weight for name, weight in mixer.items()}
+    config = json.loads((directory / "config.json").read_text())
+    return write(directory, config | DELTA | {"layer_types": ["linear_attention"]} | changes, weights)
+
+
 def write_dflash(target: Target, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     noise, hidden, layers = Noise(seed), target.hidden, 2
     weights = {"fc.weight": noise(hidden, len(LAYERS_READ) * hidden, scale=0.2)}
@@ -139,11 +167,20 @@ def write_dflash(target: Target, directory: Path, *, seed: int = 0, **changes: A
     return write(directory, config | changes, weights)
 
 
-def write_mtp(source: Path, directory: Path) -> Path:
-    """The hybrid of `source` with a head, drawn like the layers of the model."""
-    weights, noise = load_file(source / "model.safetensors"), Noise()
+def write_eagle_multi(target: Target, directory: Path, *, heads: int = 3) -> Path:
+    """The first in EAGLE-3's format, so that more than one kind is in the chain."""
+    directory.mkdir(exist_ok=True)
+    write_eagle3(target, directory / "0")
+    for number in range(1, heads):
+        write_eagle1(target, directory / str(number), seed=number)
+    return directory
+
+
+def write_mtp(model: Path, directory: Path) -> Path:
+    """The model once more, with a head that is drawn like its layers and leans on what it says."""
+    weights = load_file(model / "model.safetensors")
     attention = next(name.split(".self_attn")[0] for name in weights if ".self_attn" in name)
-    hidden = weights["model.norm.weight"].shape[0]
+    noise, hidden = Noise(), weights["model.norm.weight"].shape[0]
     head = {
         name.replace(attention, "mtp.layers.0"): weight + noise(*weight.shape, scale=0.02)
         for name, weight in weights.items()
@@ -152,7 +189,15 @@ def write_mtp(source: Path, directory: Path) -> Path:
     head["mtp.fc.weight"] = torch.cat((noise(hidden, hidden, scale=0.05), torch.eye(hidden)), 1)
     for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         head[f"mtp.{norm}.weight"] = noise(hidden, scale=0.1)
-    return write(directory, json.loads((source / "config.json").read_text()), weights | head)
+    return write(directory, json.loads((model / "config.json").read_text()), weights | head)
+
+
+WRITERS: dict[str, Callable[[Target, Path], Path]] = {
+    "eagle": write_eagle3,
+    "eagle_multi": write_eagle_multi,
+    "dflash": write_dflash,
+}
+"""By method."""
 
 
 class Plain:
@@ -298,6 +343,23 @@ class PlainEagle1(PlainEagle):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden[None])[0]
+
+
+class PlainRecurrentEagle1(PlainEagle1):
+    """Its layer as transformers computes it."""
+
+    def __init__(self, directory: Path, model: Any) -> None:
+        super().__init__(directory, model)
+        config = Qwen3_5TextConfig(**DELTA, hidden_size=self.config["hidden_size"], rms_norm_eps=EPS)
+        self.mixer = Qwen3_5GatedDeltaNet(config, 0).eval()
+        prefix = "layers.0.linear_attn."
+        self.mixer.load_state_dict(
+            {n.removeprefix(prefix): w for n, w in self.weights.items() if n.startswith(prefix)}
+        )
+
+    def step(self, embedding: Tensor, previous: Tensor, causal: Callable[[str, Tensor], Tensor]) -> Tensor:
+        x = self.linear("fc", torch.cat((embedding, previous), -1))
+        return self.feed_forward("layers.0.", x + self.mixer(x[None])[0])
 
 
 class PlainDFlash(Plain):

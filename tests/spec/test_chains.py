@@ -73,6 +73,20 @@ def test_the_same_bits(find: Find, family: str, way: str, drafter: tuple[float, 
     assert llm._engine.scheduler._cache.check().clean
 
 
+@pytest.mark.parametrize("family", slow_but(["state-space"], FAMILIES))
+def test_at_every_offset_from_lines_and_pages(find: Find, family: str) -> None:
+    """Windows begin and end everywhere between them; of those that are all right, none is shorter than it may be."""
+    directory = find(family)[0]
+    given = [[token % 200 for token in prompt] for prompt in prompts(*range(1, 18))]
+    params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=0)
+    sizes = EXACT | dict(page_size=16, fold_every=8, max_num_seqs=8)
+    wanted = LLM(directory, **sizes).generate(given, params)
+    for right, depth in ((1.0, 7), (0.6, 4)):
+        llm = speculating(directory, Knowing(depth, texts(wanted), right), **sizes)
+        assert bits(llm.generate(given, params)) == bits(wanted)
+        assert llm.speculation_stats().accepted > 50
+
+
 @pytest.mark.parametrize("family", slow_but(["gated-delta"], FAMILIES))
 def test_hits_on_lines_that_were_crossed_inside_windows(find: Find, family: str) -> None:
     """At every offset of window and page; the answers are long enough for twenty pages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.conformance import bits, slow_but
 from tests.random_model import random_model
+from tests.reuse.families import Find
+from tests.spec.families import FAMILIES
 
 from holdfast import LLM, SamplingParams
 from holdfast.ops.backend import REFERENCE
@@ -70,6 +74,22 @@ def test_as_a_plain_search(texts: list[list[int]], depth: int, shortest: int, mo
 def test_a_repetition_goes_on() -> None:
     drafter = NGram(7, REFERENCE, longest=4, shortest=2)
     assert proposed([[5, 1, 2, 3, 1, 2, 3, 1, 2]], drafter, 30) == [[3, 1, 2, 3, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("family", slow_but(["convolution"], FAMILIES))
+def test_the_same_bits(find: Find, family: str) -> None:
+    """Also where many drafts are right: prompts repeat themselves, and so do answers that a bias narrows."""
+    directory = find(family)[0]
+    sizes: dict[str, Any] = dict(max_num_seqs=3, max_model_len=112, page_size=8, fold_every=8, exact=True)
+    given = [[1, 2, 3, 4] * 6, [7, 8, 9] * 5, [5] * 9]
+    drawn = SamplingParams(max_tokens=30, ignore_eos=True, logprobs=1, temperature=1.0, seed=3)
+    params = [replace(drawn, temperature=0.0), drawn, replace(drawn, logit_bias={5: 30.0, 6: 29.0})]
+    wanted = LLM(directory, **sizes).generate(given, params)
+    config = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 1}
+    llm = LLM(directory, **sizes, num_pages=16, sanitizer="full", speculative_config=config)
+    assert bits(llm.generate(given, params)) == bits(wanted)
+    found = llm.speculation_stats()
+    assert 5 < found.accepted < found.drafts
 
 
 @pytest.mark.parametrize("overlap", [False, True])

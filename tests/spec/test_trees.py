@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=64, ignore_eos=True, logprobs=4)
 GIVEN = [[token % 200 for token in prompt] for prompt in prompts(110, 70, 5)]
 WAYS: dict[str, dict[str, Any]] = {
     "plain": dict(overlap=False),
-    "pre-empted": dict(num_pages=34, max_num_batched_tokens=24),
+    "pre-empted": dict(num_pages=34, max_num_batched_tokens=24, sanitizer="full"),
     "opposite-axis-order": dict(backend="reference_kv"),
 }
 CASES = [(family, way) for family in FAMILIES for way in WAYS]
@@ -126,11 +126,6 @@ def test_levels_are_wide_at_first_and_none_is_empty() -> None:
         (dict(topk=2, num_draft_tokens=3), {}, "num_draft_tokens=3 must be 4 to 7"),
         (dict(topk=4, num_draft_tokens=10), {}, "more than fold_every=8"),
         (dict(topk=2, num_draft_tokens=6), dict(exact=True), "topk > 1 goes with no exact=True"),
-        (
-            dict(topk=2, num_draft_tokens=6),
-            dict(sanitizer="stamps"),
-            "topk > 1 goes with no sanitizer='stamps'",
-        ),
         (dict(topk=2, method="eagle_multi"), {}, "eagle_multi has no 'topk'"),
     ],
 )

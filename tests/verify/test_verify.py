@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.faults.wrong_place import next_lanes_slots
 from tests.random_model import random_model
+from tests.spec.formats import WRITERS, Target
 
 from holdfast import cli
 from holdfast.memory.state_pool import StatePool
@@ -138,7 +139,41 @@ def test_the_matrix_itself() -> None:
     names = [cell.name for cell in CELLS]
     assert len(set(names)) == len(names)
     assert set(cell_names(quick=True)) < set(cell_names())
-    assert {what for cell in CELLS for what in cell.must} == {"pre-emptions", "cancellations", "hits"}
+    assert set(cell_names(drafter=False)) < set(cell_names())
+    wanted = {what for cell in CELLS for what in cell.must}
+    assert wanted == {"pre-emptions", "cancellations", "hits", "drafts"}
+
+
+TREE = {"topk": 2, "num_draft_tokens": 6}
+
+
+def drafter(method: str, directory: Path, **asked: Any) -> list[str]:
+    head = WRITERS[method](Target.of(random_model()), directory / method)
+    config = {"method": method, "model": str(head), "num_speculative_tokens": 3, **asked}
+    return ["--speculative-config", json.dumps(config)]
+
+
+def test_a_drafter_of_one_s_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = drafter("eagle", tmp_path, **TREE)
+    status, told = verify(capsys, *asked, *cells("drafter-hits", "exact-drafter"))
+    assert status == 0 and told["drafter-hits"]["happened"]["drafts"] > 0
+    assert told["exact-drafter"]["detail"] == "exact mode is for chains, not for trees"
+    words = shlex.split(told["drafter-hits"]["again"])
+    assert words[words.index("--speculative-config") + 1] == asked[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", WRITERS)
+def test_every_cell_of_a_drafter(method: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = [cell.name for cell in CELLS if cell.drafter]
+    status, told = verify(capsys, *drafter(method, tmp_path), *cells(*names))
+    assert status == 0, told
+    assert not [name for name in names if told[name]["result"] != "equal"]
+
+
+def test_cells_that_need_a_drafter_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = verify(capsys, *cells("drafter"))
+    assert status == 0 and told["drafter"]["detail"] == "--speculative-config names no drafter"
 
 
 @pytest.mark.slow

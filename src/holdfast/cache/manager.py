@@ -85,12 +85,20 @@ class CacheManager:
         match     what `match` said of it, if nothing happened since
         """
         match = self.match(request) if match is None else match
-        wanted = pages_for(len(request.tokens) + self._limits.drafting_room, self._limits.page_size)
-        idle = sum(not node.pins for node in match.nodes)
-        enough_pages = wanted + headroom - len(match.nodes) <= self._available_pages - idle
-        if not self.spare_rows or not enough_pages:
+        if self.lacks(request, match, headroom=headroom):
             return None
-        return self._take(request, match, wanted)
+        return self._take(request, match, self._pages_wanted(request))
+
+    def lacks(self, request: Request, match: Match, *, headroom: int) -> str:
+        """What there is too little of to admit it now; "" if it fits."""
+        if not self.spare_rows:
+            return "a row" if not self._rows else "a slot"
+        idle = sum(not node.pins for node in match.nodes)
+        missing = self._pages_wanted(request) + headroom - len(match.nodes)
+        return "" if missing <= self._available_pages - idle else "pages"
+
+    def _pages_wanted(self, request: Request) -> int:
+        return pages_for(len(request.tokens) + self._limits.drafting_room, self._limits.page_size)
 
     @property
     def spare_rows(self) -> int:
@@ -216,7 +224,7 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         return CacheStats(
-            counters=replace(self.counters),
+            counters=replace(self.counters, outcomes=dict(self.counters.outcomes)),
             pages=self._tree.num_pages,
             idle_pages=self._tree.num_idle,
             checkpoints=self._tree.num_checkpoints,
@@ -301,6 +309,7 @@ class CacheManager:
             self.counters.resumed_after_preemption += match.resumable_len
             return
         self.counters.requests += 1
+        self.counters.outcomes[match.outcome] = self.counters.outcomes.get(match.outcome, 0) + 1
         self.counters.prompt_tokens += len(request.prompt)
         self.counters.matched_tokens += match.kv_len
         self.counters.resumed_tokens += match.resumable_len

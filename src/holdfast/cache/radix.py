@@ -73,14 +73,23 @@ class Match:
         return tuple(node.page for node in self.nodes)
 
     @property
+    def outcome(self) -> str:
+        """Why not more is resumed. One of a few sentences, for counting."""
+        if self.refused:
+            return self.refused
+        if not self.kv_len:
+            return "no page of this prompt was computed before"
+        whole = self.resumable_len == self.kv_len
+        return "as far as the prompt was computed before" if whole else "no checkpoint in between"
+
+    @property
     def reason(self) -> str:
         """For the one who asked: why so much, and why not more."""
         if not self.kv_len:
-            return self.refused or "no page of this prompt was computed before"
+            return self.outcome
         if self.resumable_len == self.kv_len:
-            return f"resumed at {self.resumable_len:,}, as far as the prompt was computed before"
-        why = self.refused or "no checkpoint in between"
-        return f"matched {self.kv_len:,} tokens of KV, resumed at {self.resumable_len:,}: {why}"
+            return f"resumed at {self.resumable_len:,}, {self.outcome}"
+        return f"matched {self.kv_len:,} tokens of KV, resumed at {self.resumable_len:,}: {self.outcome}"
 
 
 COLD = Match()

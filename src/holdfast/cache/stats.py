@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -17,6 +17,8 @@ class CacheCounters:
     """And these were not computed again."""
     lost_tokens: int = 0
     """Matched, but there was no checkpoint so deep."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Requests, by why not more of their prompt was resumed."""
     resumed_after_preemption: int = 0
     """Tokens, of the answer too."""
     waited: int = 0

@@ -142,7 +142,7 @@ def _parser(annotation: str) -> Callable[[str], Any]:
         return _boolean
     if kinds == ["int", "str"]:
         return lambda text: int(text) if text.lstrip("-").isdigit() else text
-    return PLAIN.get(kinds[0], _json)
+    return PLAIN.get(kinds[0], json_option)
 
 
 def _boolean(text: str) -> bool:
@@ -152,7 +152,7 @@ def _boolean(text: str) -> bool:
     return words[text.lower()]
 
 
-def _json(text: str) -> Any:
+def json_option(text: str) -> Any:
     """For options that have options of their own."""
     try:
         return json.loads(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
-from ..plan import Grant, RowResult, StepPlan, StepResult
+from ..plan import Grant, RowResult, RowWork, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
@@ -74,6 +76,14 @@ class Laps:
         return ended.since(before)
 
 
+class LaneChose(NamedTuple):
+    work: RowWork
+    tokens: Sequence[int]
+    drafts: Sequence[int]
+    """That were made to follow them, and what each follows: 0 is the last of the tokens."""
+    parents: Sequence[int]
+
+
 @dataclass(frozen=True)
 class InFlight:
     plan: StepPlan
@@ -88,22 +98,18 @@ class InFlight:
     """When its tokens were chosen. What is drafted then belongs to the next step."""
     laps: Laps
     inspection: Inspection | None = None
+    drafts: Fetch | None = None
+    """Made for the next step, where the host must know them: tokens, and parents if they branch."""
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
-        [told] = self.report.wait()
-        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
-        position, base, used, missed, accepted, proposed, tokens = (
-            part.tolist() for part in told.split_with_sizes(sizes)
-        )
-        choices, work = self.lanes.choices, self.lanes.work
+        position, base, used, missed, accepted, proposed, tokens = self._told()
+        work = self.lanes.work
         kept, made = (
             [slice(0)] * len(work),
             [0] * len(work),
         )  # of each lane: its tokens, and drafts that were made
-        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
-        for lane, begin, i in zip(choices.choosers, choices.begins, at, strict=True):
+        for lane, begin, i in self._choosers():
             kept[lane], made[lane] = slice(begin, begin + accepted[i] + 1), proposed[i]
         logprobs = self._logprobs(kept)
         prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
@@ -132,6 +138,31 @@ class InFlight:
     def _seconds(self) -> float:
         alone = len(self.plan.starts) == len(self.plan.work)
         return self.laps.lap(self.begun, self.ended, alone=alone)
+
+    def chosen_tokens(self) -> Iterator[LaneChose]:
+        """Of each lane that chooses. Waits for the step."""
+        *_, accepted, _, tokens = self._told()
+        drafts, *parents = (part.tolist() for part in self.drafts.wait()) if self.drafts else ([],)
+        for lane, begin, i in self._choosers():
+            yield LaneChose(
+                self.lanes.work[lane],
+                tokens[begin : begin + accepted[i] + 1],
+                drafts[i] if drafts else (),
+                parents[0][i] if parents else range(len(drafts[i]) if drafts else 0),
+            )
+
+    def _told(self) -> tuple[list[int], ...]:
+        """The parts of the report."""
+        lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
+        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
+        [told] = self.report.wait()
+        return tuple(part.tolist() for part in told.split_with_sizes(sizes))
+
+    def _choosers(self) -> Iterator[tuple[int, int, int]]:
+        """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""
+        choices = self.lanes.choices
+        at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
+        return zip(choices.choosers, choices.begins, at, strict=True)
 
     def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
+from ..grammar import Grammars
 from ..layers.batch import Batch
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
@@ -21,12 +22,13 @@ from ..plan import Grant, StepPlan
 from ..progress import Progress
 from ..spec.ensemble import Ensemble
 from .backlog import Backlog
+from .constraints import Constraints
 from .graphs import Graphs
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, Mark, report
 from .recomputation import Recomputation
-from .sampler import Chosen, Needs, Sampler
+from .sampler import Chosen, Masks, Needs, Sampler
 from .speculation import Drafted, Speculation
 from .tables import RowTables
 
@@ -58,6 +60,7 @@ class Runner:
         sanitizer: str = "off",
         shapes: Sequence[Shape] = (),
         depths: Sequence[int] = (0,),
+        grammars: Grammars | None = None,
     ) -> None:
         self.ensemble, self.model, self.device = ensemble, ensemble.model, device
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
@@ -66,6 +69,7 @@ class Runner:
         self.shapes, self.depths, self.graphs = shapes, depths, Graphs()
         self.inputs = Inputs(limits, device, shapes)
         self.sampler = Sampler(self.model.ops, self.tables, self.inputs.adjusted)
+        self.constraints = Constraints(grammars, device)
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
@@ -115,8 +119,9 @@ class Runner:
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
+        masks = self.constraints.masks(lanes) if needs.constrained else None
         ended = self.graphs.run(
-            ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step)
+            ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
         fetched, done = Fetch(ended.report), Mark(self.device)  # the host need not wait for drafts
         drafted = None
@@ -126,7 +131,7 @@ class Runner:
                 lambda: self._draft(lanes, needs, plan.propose),
             )
         inspection = self._inspect(lanes, drafted, plan.step)
-        return InFlight(
+        step = InFlight(
             plan=plan,
             lanes=lanes,
             report=fetched,
@@ -137,7 +142,11 @@ class Runner:
             ended=done,
             laps=self._laps,
             inspection=inspection,
+            drafts=drafted.fetch() if needs.constrained and drafted else None,
         )
+        if needs.constrained:
+            self.constraints.launched(step)
+        return step
 
     def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
@@ -164,13 +173,15 @@ class Runner:
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 
-    def _end(self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0) -> Ended:
+    def _end(
+        self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
+    ) -> Ended:
         """From logits to tokens; cursors move."""
         batch = passed.batch
-        chosen = self.sampler.choose(passed.logits, batch.positions, lanes, needs)
-        verified, chosen = self._verify(batch.step, lanes, chosen)
+        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, chosen, verified, committed, number)
+        self._settle(batch, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
@@ -186,6 +197,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         self.tables.start(plan.starts)
         self.sampler.start(plan.starts)
+        self.constraints.start(plan.starts)
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
@@ -219,7 +231,7 @@ class Runner:
         self,
         batch: Batch,
         lanes: Lanes,
-        chosen: Chosen,
+        sampled: Chosen,
         verified: Verified,
         committed: Committed,
         step: int,
@@ -234,9 +246,9 @@ class Runner:
                 step=batch.step,
                 work=lanes.work,
                 tokens=batch.tokens,
-                positions=batch.positions,
+                places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(chosen.tokens)[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
                 accepted=verified.accepted[chose],
                 granted={
                     lane: grant
@@ -253,6 +265,7 @@ class Runner:
         if self.sanitizer is None:
             return None
         if drafted is not None:
-            self.sanitizer.settle_drafts(drafted.step.rows, drafted.step.position, drafted.draft.tokens)
+            ahead, draft = drafted.step, drafted.draft
+            self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

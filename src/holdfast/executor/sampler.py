@@ -38,11 +38,22 @@ class Needs:
     truncates: bool = False
     adjusts: bool = False
     logprobs: bool = False
+    constrained: bool = False
 
     @property
     def plain(self) -> bool:
         """Nothing whose shape depends on the requests."""
-        return not (self.adjusts or self.logprobs)
+        return not (self.adjusts or self.logprobs or self.constrained)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """places  [P]         of the step's choices
+    permitted  [P, bytes]  a bit for each token that may be chosen there, the lowest of a byte first
+    """
+
+    places: Tensor
+    permitted: Tensor
 
 
 class Sampler:
@@ -57,21 +68,29 @@ class Sampler:
     def start(self, starts: tuple[RowStart, ...]) -> None:
         for start in starts:
             p = self._params[start.row] = start.params
-            self._kinds[start.row] = (p.draws, p.truncates, p.adjusts, p.logprobs is not None)
+            scored, constrained = p.logprobs is not None, p.structured is not None
+            self._kinds[start.row] = (p.draws, p.truncates, p.adjusts, scored, constrained)
 
     def needs(self, lanes: Lanes) -> Needs:
         kinds = {self._kinds[lanes.work[lane].row] for lane in lanes.choices.choosers}
         return Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
 
-    def choose(self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs) -> Chosen:
+    def choose(
+        self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs, masks: Masks | None = None
+    ) -> Chosen:
         """Of logits [S, vocab] for `lanes.choices`; positions of all the step's tokens."""
+        permitted = logits
         if needs.draws or needs.adjusts:
             after = lanes.choices.after
             rows, position = lanes.rows[lanes.lane[after]], positions[after] + 1
-            adjusted = self._adjust(logits, rows, position, lanes) if needs.adjusts else logits
-            tokens = self._ops.sample(adjusted, self._sampling(rows, position, needs))
+        if needs.adjusts:
+            permitted = self._adjust(permitted, rows, position, lanes)
+        if masks is not None:
+            permitted = self._ops.permit(permitted, masks.places, masks.permitted)
+        if needs.draws:
+            tokens = self._ops.sample(permitted, self._sampling(rows, position, needs))
         else:
-            tokens = self._ops.most_likely(logits)
+            tokens = self._ops.most_likely(permitted)
         if not needs.logprobs:
             return Chosen(tokens, None, {})
         asked = zip(lanes.choices.choosers, (p.logprobs for p in self._params_of(lanes)), strict=True)

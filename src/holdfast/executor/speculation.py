@@ -14,6 +14,7 @@ from ..ops.backend import Ops
 from ..ops.step import StateStep
 from ..spec.drafter import Draft, Drafter, VerifiedStep
 from .inputs import Lanes
+from .readback import Fetch
 from .sampler import Needs, Sampler
 from .tables import RowTables
 from .trees import Trees
@@ -23,6 +24,11 @@ from .trees import Trees
 class Drafted:
     step: VerifiedStep
     draft: Draft
+
+    def fetch(self) -> Fetch:
+        """Tokens, and parents if they branch. Copies: the next step may overwrite them."""
+        draft = self.draft
+        return Fetch(draft.tokens.clone(), *(() if draft.parents is None else (draft.parents.clone(),)))
 
 
 class Speculation:

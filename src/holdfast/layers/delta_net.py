@@ -100,6 +100,10 @@ class DeltaNet(nn.Module):
             self.ops.gated_rms_norm(out.to(x.dtype), z, self.norm_weight, shape.eps).flatten(1)
         )
 
+    def keep(self, x: Tensor, batch: Batch) -> None:
+        """Of tokens that ask for nothing themselves. Their entries are made on the way to what they would be told."""
+        self(x, batch)
+
 
 def _one_by_one(build: Build, shape: DeltaNetShape) -> dict[str, Part]:
     """Every projection is a tensor of its own."""

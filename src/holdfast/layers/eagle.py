@@ -1,4 +1,4 @@
-"""EAGLE's heads: one attention layer that reads a token beside what the model, or the head itself, knew before it."""
+"""EAGLE's heads: one layer that reads a token beside what the model, or the head itself, knew before it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..ops.rope.reference import RotarySpec
 from .attention import Attention, AttentionShape
 from .batch import Batch, Build
+from .delta_net import DeltaNet, DeltaNetShape
 from .linear import Linear, RMSNorm
 from .mlp import GatedMLP
 from .rotary import Rotary
@@ -24,17 +25,23 @@ class EagleShape:
     attention: AttentionShape
     rotary: RotarySpec
     mlp_bias: bool = False
+    delta_net: DeltaNetShape | None = None
+    """In the place of attention."""
 
 
 class EagleHead(nn.Module):
-    """x + attention(read), then x + mlp(norm(x)); what x and `read` are, the two formats say."""
+    """x + mixer(read), then x + mlp(norm(x)); what x and `read` are, the two formats say."""
 
     def __init__(self, build: Build, name: str, shape: EagleShape, *, inputs: int) -> None:
-        """inputs: so wide is what its attention reads"""
+        """inputs: so wide is what its mixer reads"""
         super().__init__()
         self.hidden = shape.hidden
-        positions = Rotary(shape.rotary, shape.attention.head_dim, build.max_positions)
-        self.attention = Attention(build, name, replace(shape.attention, inputs=inputs), positions)
+        self.mixer: Attention | DeltaNet
+        if shape.delta_net is None:
+            positions = Rotary(shape.rotary, shape.attention.head_dim, build.max_positions)
+            self.mixer = Attention(build, name, replace(shape.attention, inputs=inputs), positions)
+        else:
+            self.mixer = DeltaNet(build, name, shape.delta_net)
         self.mlp_norm = RMSNorm(build, shape.hidden, shape.eps)
         self.mlp = GatedMLP(build, shape.hidden, shape.inner, bias=shape.mlp_bias)
 
@@ -43,7 +50,7 @@ class EagleHead(nn.Module):
         raise NotImplementedError
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """x, and what attention reads."""
+        """x, and what the mixer reads."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -53,12 +60,12 @@ class EagleHead(nn.Module):
     def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
         """What it reads beside the next token, if that is a guess of its own: [tokens, hidden]"""
         x, read = self.entry(embedding, previous)
-        x, normed = self.mlp_norm.of_stream((x, self.attention(read, batch)))
+        x, normed = self.mlp_norm.of_stream((x, self.mixer(read, batch)))
         return x + self.mlp(normed)
 
     def keep(self, embedding: Tensor, previous: Tensor, batch: Batch) -> None:
-        """Of tokens after which nothing is to be guessed: their keys and values are all that is needed."""
-        self.attention.keep(self.entry(embedding, previous)[1], batch)
+        """Of tokens after which nothing is to be guessed: what the mixer keeps of them is all that is needed."""
+        self.mixer.keep(self.entry(embedding, previous)[1], batch)
 
 
 class EagleOneHead(EagleHead):

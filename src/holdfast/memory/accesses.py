@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..ops.places import Cells, Checkpoints, Context, PagePlaces, Place
+from ..ops.places import Cells, Checkpoints, Context, PagePlaces, Place, Transfer
 from .kv_pool import KVPool
 from .stamps import Stamps
 from .state_pool import StatePool
@@ -37,6 +37,9 @@ class _Watch:
     def wrote(self, place: Place) -> None:
         self._log.append(("write", self, place))
 
+    def moved(self, place: Transfer) -> None:
+        self._log.append(("move", self, place))
+
 
 class Accesses:
     """slots, pages  the stamps of all states that have such places;  rings  by the capacity of a row's ring"""
@@ -58,10 +61,12 @@ class Accesses:
             state.layers[layer] = replace(held, conv=conv, temporal=temporal)
         for number, (layer, stored) in enumerate(kv.layers.items()):
             here = (self._pages, number)
-            kv.layers[layer] = replace(stored, watch=_Watch(self._log, {PagePlaces: here, Context: here}))
+            kinds = dict.fromkeys((PagePlaces, Context, Transfer), here)
+            kv.layers[layer] = replace(stored, watch=_Watch(self._log, kinds))
 
     def _of(self, layer: str, name: str, capacity: int) -> _Watch:
-        stamps = {Checkpoints: self._slots, Cells: self._rings[capacity]}
+        ring = self._rings[capacity]
+        stamps = {Checkpoints: self._slots, Cells: ring, Transfer: ring}
         return _Watch(self._log, {kind: (s, s.names.index((layer, name))) for kind, s in stamps.items()})
 
     def clear(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import Limits
-from ..ops.places import KVState
+from ..ops.places import KVState, Transfer
 from ..ops.transfer import to_device
 from ..plan import PageMap, RowStart
 from .spec import KVSpec
@@ -20,6 +20,7 @@ class KVPool:
     """
 
     def __init__(self, specs: Mapping[str, KVSpec], limits: Limits, device: torch.device) -> None:
+        self.page_size = limits.page_size
         self.layers: dict[str, KVState] = {}
         for name, spec in specs.items():
             shape = (limits.num_pages + 1, limits.page_size, spec.heads)
@@ -46,10 +47,13 @@ class KVPool:
 
         rows, source, target  [n]; all sources are read before any target is written
         """
-        for stored in (part for layer in self.layers.values() for part in layer):
-            size = stored.shape[1]
-            read = stored[self.table[rows, source // size].long(), source % size]
-            stored[self.table[rows, target // size].long(), target % size] = read
+        taken, put = (
+            self.table[rows, position // self.page_size].long() * self.page_size + position % self.page_size
+            for position in (source, target)
+        )
+        along = Transfer(rows, source, target, taken, put)
+        for layer in self.layers.values():
+            layer.move(along)
 
     @property
     def nbytes(self) -> int:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from ..config import Limits, pages_for
-from ..ops.places import Cells, Checkpoints, Context, PagePlaces
+from ..ops.places import Cells, Checkpoints, Context, PagePlaces, Transfer
 from ..ops.step import StateStep
 from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
 from .accesses import Accesses, Group
 from .inspection import Check, Inspection
 from .kv_pool import KVPool
 from .poison import Poison
-from .stamps import Chains, Name, Stamps
+from .stamps import VOID, Chains, Name, Stamps
 from .state_pool import StatePool
 
 NOBODY = -1
@@ -39,8 +39,8 @@ class Done:
     """A step, as the runner made it from its plan.
 
     work               of each lane
-    tokens, positions  [T] of the flat batch
-    choosers           lanes that chose tokens;  chosen  [C, D + 1]: in the place of each draft, and after the last
+    tokens, places     [T] of the flat batch; a place is a position, but for the nodes of a tree
+    choosers           lanes that chose tokens;  chosen  [C, D + 1]: after the last known token, and each draft
     accepted           [C]: drafts that are certain now
     granted, used      by lane: the grant that was outstanding; was it used
     exports            those that the step has filled
@@ -50,7 +50,7 @@ class Done:
     step: StateStep
     work: tuple[RowWork, ...]
     tokens: Tensor
-    positions: Tensor
+    places: Tensor
     choosers: tuple[int, ...]
     chosen: Tensor
     accepted: Tensor
@@ -180,20 +180,29 @@ class Sanitizer:
         for group in groups:
             if group.what == "write":
                 self._check_write(group)
-            elif not isinstance(group.place, Context):
+            elif group.what == "read" and not isinstance(group.place, Context):
                 self._check_read(group)
         self._check_contexts(groups, done.work)
         self._check_all_wrote(groups, done.work)
         self._check_published(done)
-        self._check_accepted(done)  # last: it is drafts that were written, not what was chosen in their place
+        self._check_accepted(
+            done
+        )  # after the writes: it is drafts that were written, not what was chosen instead
+        for group in groups:
+            if isinstance(group.place, Transfer):
+                self._check_move(group, group.place)
 
-    def settle_drafts(self, rows: Tensor, position: Tensor, drafts: Tensor) -> None:
-        """The same for what a drafter did to make drafts [N, depth], ahead of where rows [N] stand."""
+    def settle_drafts(
+        self, rows: Tensor, position: Tensor, drafts: Tensor, parents: Tensor | None = None
+    ) -> None:
+        """The same for what a drafter did to make drafts [N, depth], ahead of where rows [N] stand. `parents` of a
+        tree are the nodes that they follow, where 0 is the row's last token."""
         groups = self._accesses.take()
         if not groups:
             return
         for place, tokens in enumerate(drafts.unbind(1)):
-            self._chains.extend(rows, position + 1 + place, tokens)
+            above = None if parents is None else position + 1 + parents[:, place]
+            self._chains.extend(rows, position + 1 + place, tokens, above)
         self._span.zero_()
         # the last token and all drafts: a block has places for both
         self._span[:, rows] = torch.stack((position, position + 1 + drafts.shape[1]))
@@ -233,10 +242,11 @@ class Sanitizer:
         lost = (step.rows != rows) | (step.position != begin) | (begin > most) | (begin < least)
         self._add("cursor", [("-", "cursors")], _Places(rows, begin, step.rows.clone()), None, lost)
         owners = rows.repeat_interleave(tokens)
-        self._absorbed = _Places(owners, done.positions + 1, owners)
-        for places in self._draft_places(work):  # the device knows tokens that no plan has sent
-            self._chains.extend(owners[places], done.positions[places], done.tokens[places])
-        other = self._chains.differ(owners, done.positions, done.tokens)
+        self._absorbed = _Places(owners, done.places + 1, owners)
+        above = _above(step, done.places)
+        for drafts in self._draft_places(work):  # the device knows tokens that no plan has sent
+            self._chains.extend(owners[drafts], done.places[drafts], done.tokens[drafts], above[drafts])
+        other = self._chains.differ(owners, done.places, done.tokens, above)
         self._add("read", [("-", "tokens")], self._absorbed, None, other)
 
     def _draft_places(self, work: Sequence[RowWork]) -> list[Tensor]:
@@ -251,20 +261,26 @@ class Sanitizer:
         ]
 
     def _check_accepted(self, done: Done) -> None:
-        """Every draft that was accepted is what was chosen in its place; and the row stands behind it now."""
+        """Every draft that was accepted is what was chosen after the one before it; and the row stands behind it now.
+        Whether drafts are a chain or a tree, they are looked up by the texts that lead to them."""
         if not done.choosers:
             return
         chose = [done.work[lane] for lane in done.choosers]
         rows, drafts = self._tensor([[w.row for w in chose], [w.window.drafts for w in chose]])
-        self._stand[rows] += done.accepted - drafts
-        stand, place = self._stand[rows], torch.arange(done.chosen.shape[1] - 1, device=self._device)
-        drafted = (stand - done.accepted)[:, None] + place
-        owners = rows[:, None].expand_as(drafted)
-        other = self._chains.differ(owners, drafted, done.chosen[:, :-1])
-        wrong = (other & (place < done.accepted[:, None])).any(1) | (done.accepted > drafts)
-        self._add("accept", [("-", "tokens")], _Places(rows, stand, rows), None, wrong)
-        bonus = done.chosen.gather(1, done.accepted.clamp(0, len(place))[:, None])[:, 0]
-        self._chains.extend(rows, stand, bonus)
+        known, accepted = self._stand[rows] - drafts, done.accepted
+        node = torch.arange(done.chosen.shape[1], device=self._device)
+        nodes = self._chains.at(rows[:, None], known[:, None] + node)
+        nodes.masked_fill_(node > drafts[:, None], VOID)
+        at, wrong = torch.zeros_like(rows)[:, None], accepted > drafts
+        for count in range(len(node)):
+            text = self._chains.after(nodes.gather(1, at), done.chosen.gather(1, at))
+            self._chains.replace(rows, known + count + 1, text[:, 0], accepted >= count)
+            if count + 1 < len(node):
+                found = nodes == text
+                wrong = wrong | ((accepted > count) & ~found.any(1))
+                at = found.long().argmax(1)[:, None]
+        self._stand[rows] = known + accepted
+        self._add("accept", [("-", "tokens")], _Places(rows, known + accepted, rows), None, wrong)
 
     def _check_read(self, group: Group) -> None:
         place = group.place
@@ -282,21 +298,36 @@ class Sanitizer:
             places = _of_checkpoints(place)
             foreign = self._slot_owner[place.slots] != self._tickets[place.rows]
             wrong = foreign | (place.position > self._span[1, place.rows])
-        elif isinstance(place, Cells):
-            assert place.count == 1
-            capacity = group.stamps.held.shape[1] // len(self._tickets)
-            places, outside = self._of_this_step(place.rows, place.first, place.where)
-            wrong = place.where != places.rows * capacity + (places.position - 1) % capacity
-            wrong = wrong if outside is None else wrong | outside
         else:
-            assert isinstance(place, PagePlaces)
-            index = place.pages * self._page_size + place.offset
-            places, outside = self._of_this_step(place.rows, place.position, index)
-            foreign = self._page_owner[place.pages] != self._tickets[places.rows]
-            wrong = foreign | (place.offset != (places.position - 1) % self._page_size)
+            if isinstance(place, Cells):
+                assert place.count == 1
+                places, outside = self._of_this_step(place.rows, place.first, place.where)
+            else:
+                assert isinstance(place, PagePlaces)
+                index = place.pages * self._page_size + place.offset
+                places, outside = self._of_this_step(place.rows, place.position, index)
+            wrong = self._foreign(group.stamps, places)
             wrong = wrong if outside is None else wrong | outside
         self._add("write", self._names(group), places, None, wrong)
         group.stamps.write(group.states, places.index, self._chains.at(places.rows, places.position))
+
+    def _check_move(self, group: Group, along: Transfer) -> None:
+        """What was moved is what belongs where it is now: a place of the row's own that this step has absorbed."""
+        begin, end = self._span[:, along.rows]
+        places = _Places(along.rows, along.target + 1, along.put)
+        wrong = self._foreign(group.stamps, places) | (along.target < begin) | (along.target >= end)
+        self._add("move", self._names(group), places, None, wrong)
+        group.stamps.write(group.states, along.put, group.stamps.read(group.states, along.taken))
+        self._compare("move", group.stamps, group.states, places)
+
+    def _foreign(self, stamps: Stamps, places: _Places) -> Tensor:
+        """Which are not where the row keeps that position, in its ring or in a page of its own?"""
+        if stamps is self._pages:
+            page, offset = places.index // self._page_size, places.index % self._page_size
+            owner = self._page_owner[page] != self._tickets[places.rows]
+            return owner | (offset != (places.position - 1) % self._page_size)
+        capacity = stamps.held.shape[1] // len(self._tickets)
+        return places.index != places.rows * capacity + (places.position - 1) % capacity
 
     def _check_contexts(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
         """Those that were read by the same layers in one go; and each must be all of what the row has."""
@@ -391,6 +422,17 @@ class Sanitizer:
 
     def _tensor(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _above(step: StateStep, places: Tensor) -> Tensor:
+    """How many places come before each token's, in its text."""
+    if step.tree is None:
+        return places
+    windows, nodes = step.tree.depths.shape
+    lane = step.lane_of(len(places))
+    node = places - step.position[lane]
+    parent = step.tree.sources(2)[lane.clamp(max=windows - 1), node.clamp(max=nodes - 1), 0]
+    return torch.where(lane < step.num_windows, step.position[lane] + parent + 1, places)
 
 
 def _of_checkpoints(at: Checkpoints) -> _Places:

@@ -4,7 +4,8 @@ The stamp of a sequence's first p tokens is p in the low bits and a hash of the 
 
     stamp(0) = 0        stamp(p + 1) = stamp(p) + token_p * key_p + 1        key_p = odd << POSITION_BITS
 
-A checkpoint after p tokens, the ring's input or entry of token p - 1 and its keys and values all bear stamp(p).
+A checkpoint after p tokens, the ring's input or entry of token p - 1 and its keys and values all bear stamp(p). In a
+window that branches, a node bears the stamp of the text that leads to it, wherever it lies.
 So a place can be checked for any row that claims it: whoever has the same tokens expects the same stamp.
 """
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 POSITION_BITS = 24
+_POSITION = (1 << POSITION_BITS) - 1
 VOID = -1
 """Nobody's: the place was freed, or never written."""
 
@@ -25,11 +27,12 @@ Name = tuple[str, str]
 
 
 def position_of(stamp: int) -> int:
-    return VOID if stamp == VOID else stamp & ((1 << POSITION_BITS) - 1)
+    return VOID if stamp == VOID else stamp & _POSITION
 
 
 class Chains:
-    """What each row's stamps must be, by position: from the tokens the host sent, and those the device chose."""
+    """What each row's stamps must be, by place: from the tokens the host sent, and those the device chose. A place is
+    a position, but for the nodes of a tree, which lie side by side until a path of them is accepted."""
 
     def __init__(self, rows: int, positions: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -41,21 +44,28 @@ class Chains:
         known = torch.tensor(tokens, dtype=torch.int64, device=self._table.device)
         self._table[row, 1 : 1 + len(tokens)] = (known * self._keys[: len(tokens)] + 1).cumsum(0)
 
-    def extend(self, rows: Tensor, position: Tensor, tokens: Tensor) -> None:
-        """`tokens` [N] now stand at `position`."""
-        self._table[rows, position + 1] = self._after(rows, position, tokens)
+    def extend(self, rows: Tensor, place: Tensor, tokens: Tensor, above: Tensor | None = None) -> None:
+        """`tokens` [N] now stand at `place`, after those of the first `above` places; by default, of all."""
+        self._table[rows, place + 1] = self.after(self.at(rows, place if above is None else above), tokens)
+
+    def replace(self, rows: Tensor, position: Tensor, stamps: Tensor, where: Tensor) -> None:
+        """Those of the rows' first `position` tokens, where it is to be done [N]."""
+        position = position.clamp(max=self._table.shape[1] - 1)
+        self._table[rows, position] = torch.where(where, stamps, self._table[rows, position])
 
     def at(self, rows: Tensor, position: Tensor) -> Tensor:
         """Stamps of the rows' first `position` tokens. Of none it is 0, which no place bears."""
         return self._table[rows, position.clamp(0, self._table.shape[1] - 1)]
 
-    def differ(self, rows: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    def differ(self, rows: Tensor, place: Tensor, tokens: Tensor, above: Tensor | None = None) -> Tensor:
         """Which of these are not the tokens that stand there?"""
-        position = position.clamp(0, len(self._keys) - 1)
-        return self._table[rows, position + 1] != self._after(rows, position, tokens)
+        before = self.at(rows, place if above is None else above)
+        return self.at(rows, place + 1) != self.after(before, tokens)
 
-    def _after(self, rows: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
-        return torch.addcmul(self._table[rows, position], tokens, self._keys[position]).add_(1)
+    def after(self, stamps: Tensor, tokens: Tensor) -> Tensor:
+        """Of texts with these stamps, when one more token has come to each."""
+        position = (stamps & _POSITION).clamp(max=len(self._keys) - 1)
+        return torch.addcmul(stamps, tokens, self._keys[position]).add_(1)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..config import Limits
 from ..ops.backend import REFERENCE, Ops
 from ..ops.cursors.reference import Committed, Cursors, Standing
-from ..ops.places import ConvState, TemporalState
+from ..ops.places import ConvState, TemporalState, Transfer
 from ..ops.step import Export, StateStep, Tree
 from ..ops.transfer import to_device
 from ..plan import Grant, RowStart
@@ -168,9 +168,14 @@ class StatePool:
         path  [windows, T]: accepted nodes from the root down; those from `accepted` on are ignored
         """
         moves = moves_along(step, path, accepted)
-        for ring in (ring for layer in self.layers.values() for ring in layer.rings().values()):
-            size = ring.shape[1]
-            ring[moves.rows, moves.target % size] = ring[moves.rows, moves.source % size]
+        by_capacity = {
+            size: moves.in_rings(size) for held in self.layers.values() for size in held.capacities().values()
+        }
+        for layer in self.layers.values():
+            for conv in layer.conv.values():
+                conv.move(by_capacity[conv.ring.shape[1]])
+            if layer.temporal is not None:
+                layer.temporal.move(by_capacity[layer.temporal.capacity])
 
     def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
@@ -193,6 +198,10 @@ class Moves:
     rows: Tensor
     source: Tensor
     target: Tensor
+
+    def in_rings(self, capacity: int) -> Transfer:
+        taken, put = (self.rows * capacity + place % capacity for place in (self.source, self.target))
+        return Transfer(self.rows, self.source, self.target, taken, put)
 
 
 def moves_along(step: StateStep, path: Tensor, accepted: Tensor) -> Moves:

@@ -1,4 +1,8 @@
-"""EAGLE's and EAGLE-3's files: heads that were trained to draft for one model."""
+"""EAGLE's and EAGLE-3's files: heads that were trained to draft for one model.
+
+One layer of attention; or, in EAGLE's format, of a gated delta net. No such head is published: its files are EAGLE's
+with `layer_types: ["linear_attention"]` and the `linear_*` fields and `linear_attn.*` tensors of Qwen3.5.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import ConfigError
 from ..layers.batch import Build
+from ..layers.delta_net import DeltaNetShape
 from ..layers.eagle import EagleHead, EagleOneHead, EagleShape, EagleThreeHead
-from . import llama
+from . import llama, qwen3_5
 from .base import CausalLM, Rename, renamer
 from .drafting import check_fits, layers_read
 from .fields import Fields
@@ -52,7 +58,10 @@ class EagleConfig:
                 (layer + r"hidden_norm\.(.*)", r"hidden_norm.\1"),
                 (layer + r"post_attention_layernorm\.(.*)", r"mlp_norm.\1"),
                 (layer + r"self_attn\.rotary_emb\..*", None),
-                (layer + r"self_attn\.(.*)", r"attention.\1"),
+                (layer + r"linear_attn\.conv1d\.weight", r"mixer.conv_weight"),
+                (layer + r"linear_attn\.A_log", r"mixer.a_log"),
+                (layer + r"linear_attn\.norm\.weight", r"mixer.norm_weight"),
+                (layer + r"(?:linear_attn|self_attn)\.(.*)", r"mixer.\1"),
                 (layer + r"(mlp\..*)", r"\1"),
                 (r"(?:model\.)?embed_tokens\..*", None),  # the model's
                 (r"t2d", None),  # says the same as d2t
@@ -77,11 +86,31 @@ def parse(values: Mapping[str, Any], where: str) -> EagleConfig:
         layer_ids = _layer_ids(fields.group("eagle_config"))
     else:
         bias = fields.flag("bias", default=True)
+    delta_net = _delta_net(fields, hidden, three=three)
     found = llama.read(fields)
     shape = EagleShape(
-        found.hidden, found.inner, found.eps, found.attention, found.rotary, mlp_bias=found.mlp_bias
+        found.hidden,
+        found.inner,
+        found.eps,
+        found.attention,
+        found.rotary,
+        mlp_bias=found.mlp_bias,
+        delta_net=delta_net,
     )
     return EagleConfig(shape, vocab, three, draft_vocab, layer_ids, bias)
+
+
+def _delta_net(fields: Fields, hidden: int, *, three: bool) -> DeltaNetShape | None:
+    """Of a head whose one layer is recurrent; described as in a model's config."""
+    kinds = fields.items("layer_types", qwen3_5.KINDS, length=1) if "layer_types" in fields else ()
+    if "linear_attention" not in kinds:
+        return None
+    if three:
+        raise ConfigError(
+            "speculative_config: layer_types=['linear_attention'] is for heads in EAGLE's format: "
+            "a delta net reads one vector, and EAGLE-3's layer two"
+        )
+    return qwen3_5.read_delta_net(fields, hidden, fields.number("rms_norm_eps", default=1e-6))
 
 
 def _layer_ids(group: Fields) -> tuple[int, ...] | None:

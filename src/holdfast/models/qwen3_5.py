@@ -85,15 +85,7 @@ def read(
             gated=True,
             zero_centred_norm=True,
         ),
-        delta_net=DeltaNetShape(
-            hidden=hidden,
-            key_heads=fields.integer("linear_num_key_heads", default=16),
-            value_heads=fields.integer("linear_num_value_heads", default=32),
-            key_dim=fields.integer("linear_key_head_dim", default=128),
-            value_dim=fields.integer("linear_value_head_dim", default=128),
-            conv_width=fields.integer("linear_conv_kernel_dim", default=4),
-            eps=eps,
-        ),
+        delta_net=read_delta_net(fields, hidden, eps),
         tied=fields.flag("tie_word_embeddings", default=False),
         rotary=rotary(fields, theta=10_000.0, fraction=0.25),
         max_positions=fields.integer("max_position_embeddings", default=32768),
@@ -104,6 +96,18 @@ def read(
     )
     fields.finish()
     return config
+
+
+def read_delta_net(fields: Fields, hidden: int, eps: float) -> DeltaNetShape:
+    return DeltaNetShape(
+        hidden=hidden,
+        key_heads=fields.integer("linear_num_key_heads", default=16),
+        value_heads=fields.integer("linear_num_value_heads", default=32),
+        key_dim=fields.integer("linear_key_head_dim", default=128),
+        value_dim=fields.integer("linear_value_head_dim", default=128),
+        conv_width=fields.integer("linear_conv_kernel_dim", default=4),
+        eps=eps,
+    )
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:

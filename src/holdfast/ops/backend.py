@@ -360,8 +360,11 @@ class Ops:
     def adjust(self, logits: Tensor, rows: sampling.Adjustments) -> Tensor:
         return sampling.adjust(logits, rows)
 
+    def permit(self, logits: Tensor, places: Tensor, permitted: Tensor) -> Tensor:
+        return sampling.permit(logits, places, permitted)
+
     def most_likely(self, logits: Tensor) -> Tensor:
-        return logits.argmax(-1)
+        return sampling.most_likely(logits)
 
     def sample(self, logits: Tensor, rows: sampling.SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)

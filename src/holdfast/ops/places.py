@@ -95,8 +95,30 @@ class Context:
 
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
-        held = stored.index_select(0, self.pages) if self.consecutive is None else stored[self.consecutive]
-        return held.flatten(0, 1)[: self.length].transpose(0, 1)
+        if self.consecutive is None:
+            held, first = stored.index_select(0, self.pages), 0
+        else:
+            held, first = stored, self.consecutive.start * stored.shape[1]
+        return held.flatten(0, 1).narrow(0, first, self.length).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Of each row, what lies at position `source` goes to position `target`; all is read before any is written.
+
+    rows, source, target  [N]
+    taken, put            [N]: the places of both, in the rings of all rows, or in all pages, laid end to end
+    """
+
+    rows: Tensor
+    source: Tensor
+    target: Tensor
+    taken: Tensor
+    put: Tensor
+
+    def apply(self, stored: Tensor) -> None:
+        flat = stored.flatten(0, 1)
+        flat[self.put] = flat[self.taken]
 
 
 def _consecutive(ids: Tensor) -> slice | None:
@@ -108,7 +130,7 @@ def _consecutive(ids: Tensor) -> slice | None:
     return follow if values == list(range(follow.start, follow.stop)) else None
 
 
-Place = Checkpoints | Cells | PagePlaces | Context
+Place = Checkpoints | Cells | PagePlaces | Context | Transfer
 
 
 class Watch(Protocol):
@@ -117,6 +139,8 @@ class Watch(Protocol):
     def read(self, place: Place) -> None: ...
 
     def wrote(self, place: Place) -> None: ...
+
+    def moved(self, place: Transfer) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +176,11 @@ class ConvState:
         if self.watch:
             self.watch.wrote(at)
         at.write(self.ring, values)
+
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        along.apply(self.ring)
 
 
 @dataclass(frozen=True)
@@ -202,6 +231,12 @@ class TemporalState:
         for name, ring in self.journal.items():
             at.write(ring, entries[name].to(ring.dtype))
 
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        for ring in self.journal.values():
+            along.apply(ring)
+
 
 @dataclass(frozen=True)
 class KVState:
@@ -229,3 +264,9 @@ class KVState:
         if self.watch:
             self.watch.read(at)
         return at.read(self.keys), at.read(self.values)
+
+    def move(self, along: Transfer) -> None:
+        if self.watch:
+            self.watch.moved(along)
+        for stored in self:
+            along.apply(stored)

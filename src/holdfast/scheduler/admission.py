@@ -17,12 +17,12 @@ def refusal(request: Request, limits: Limits) -> str | None:
             f"the prompt has {len(prompt)} tokens, and max_model_len={limits.max_model_len} leaves room for "
             f"{longest} beside an answer; shorten the prompt or raise max_model_len"
         )
-    for place, token in enumerate(prompt):
-        if not 0 <= token < limits.vocab_size:
-            return (
-                f"token {token} at place {place} of the prompt is not one of the {limits.vocab_size} of the "
-                "vocabulary; use the tokenizer that belongs to the model"
-            )
+    if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
+        place, token = next((n, t) for n, t in enumerate(prompt) if not 0 <= t < limits.vocab_size)
+        return (
+            f"token {token} at place {place} of the prompt is not one of the {limits.vocab_size} of the "
+            "vocabulary; use the tokenizer that belongs to the model"
+        )
     return _unusable(request, limits)
 
 

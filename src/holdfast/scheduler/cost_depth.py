@@ -18,11 +18,15 @@ MARGIN = 1.01
 """Another depth must promise so many times as much."""
 PROBING = 0.012
 """Of the time, so much is spent on drafts that are only to find out whether drafts have become worth their while."""
-LEAST_PATIENCE, MOST_PATIENCE = 8, 48
+LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 """Steps between two such probes."""
+PROBED = 8
+"""Rows that are asked, where a step costs by its tokens."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
+UNLIKE = 1.04
+"""Drafts are dealt out unevenly if that promises so many times as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,35 @@ class Own:
     kept: float = 0.0
 
 
+class Deal:
+    """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
+    hardly worse. (What looks different is often chance; and the row with most is drafted for longest.)"""
+
+    def __init__(self, rates: dict[Row, float], most: int) -> None:
+        self._rows = list(rates)
+        places = range(1, most + 1)
+        ranked = sorted(((rate**place, row) for row, rate in rates.items() for place in places), reverse=True)
+        self._ranked = [row for _, row in ranked]
+        dealt = [0.0, *accumulate(chance for chance, _ in ranked)][:: len(rates)]
+        alike = [0.0, *accumulate(sum(rate**place for rate in rates.values()) for place in places)]
+        tokens = [(1 + n / len(rates), 1 + m / len(rates)) for n, m in zip(alike, dealt, strict=True)]
+        self._unlike = [m > UNLIKE * n for n, m in tokens]
+        self.expected = [m if m > UNLIKE * n else n for n, m in tokens]
+        """Tokens that a row gets from a step with 0, 1, 2, ... drafts, on average over the rows."""
+
+    def shares(self, depth: int) -> dict[Row, int]:
+        """Of `depth` drafts for each row on average."""
+        if not self._unlike[depth]:
+            return dict.fromkeys(self._rows, depth)
+        given = Counter(self._ranked[: depth * len(self._rows)])
+        return {row: given[row] for row in self._rows}
+
+    def few(self, depth: int) -> dict[Row, int]:
+        """Enough of them to find out. Those that were asked in vain are not the likeliest next time."""
+        asked = list(dict.fromkeys(self._ranked))[:PROBED]
+        return dict.fromkeys(self._rows, 0) | dict.fromkeys(asked, depth)
+
+
 class CostDepth(Depth):
     """The cost is a staircase, so all candidates are compared. A candidate of which nothing is known is taken to be
     as cheap as it can be: if it is the best even so, it is tried, and then it is known.
@@ -77,14 +110,13 @@ class CostDepth(Depth):
     def decide(self) -> int:
         if not self._load.rows:
             return self.depth
-        ranked = self._ranked() if self._ragged else None
-        self._expected = self._survival.expected() if ranked is None else self._expected_of(ranked)
+        deal = self._deal() if self._ragged else None
+        self._expected = deal.expected if deal else self._survival.expected()
         self.depth, self.reason = self._best()
         if not self.depth and (probe := self._probe()):
             self.depth, self.reason = probe, "probe"
-        if ranked is not None:
-            given = Counter(row for _, row in ranked[: self.depth * self._load.rows])
-            self._shares = {work.row: given[work.row] for work in self._rows}
+        if deal:
+            self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
         return max(self._shares.values(), default=self.depth)
 
     def share(self, row: Row) -> int:
@@ -109,19 +141,18 @@ class CostDepth(Depth):
         return rates
 
     def _best(self) -> tuple[int, str]:
-        """Of those that are worth a try because they are not known, the fewest drafts: they bound what more cost."""
+        """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
+        more cost, and may show that they need not be tried."""
         rates = self._promises()
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
         if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
             best = now
-        known = {depth for depth in rates if self._costs.known(self._load.rows, depth)}
+        known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
             return best, "best"
-        least = MARGIN * max((rates[depth] for depth in known), default=0.0)
-        return min(
-            depth for depth in rates if depth not in known and rates[depth] >= min(least, rates[best])
-        ), "explore"
+        below = max((depth for depth in known if depth < best), default=-1)
+        return min(depth for depth in rates if depth > below), "explore"
 
     def _probe(self) -> int:
         """The fewest drafts there are, if it is time to try some, and accepted drafts would pay."""
@@ -134,25 +165,14 @@ class CostDepth(Depth):
         if not self._costs.known(load.rows, deeper[0]):
             return deeper[0]  # how patient to be is not known either
         self._excess = costs[0] / none - 1
-        patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, self._excess / PROBING))
+        asked = min(1.0, PROBED / load.rows) if self._ragged else 1.0
+        patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, self._excess * asked / PROBING))
         return deeper[0] if self._patience >= patience else 0
 
-    def _ranked(self) -> list[tuple[float, Row]]:
-        """All drafts that could be made, the likeliest to be accepted first: its chance, and whose it is."""
+    def _deal(self) -> Deal:
         rates = self._survival.rates()
         mean = sum(rates) / len(rates)
-        chances = [
-            (rate**place, work.row)
-            for work in self._rows
-            for rate in [self._rate(work, mean)]
-            for place in range(1, self._most + 1)
-        ]
-        return sorted(chances, reverse=True)
-
-    def _expected_of(self, ranked: list[tuple[float, Row]]) -> list[float]:
-        """As `Survival.expected`, if a step with so many drafts for each row makes the likeliest ones."""
-        gained = [0.0, *accumulate(chance for chance, _ in ranked)]
-        return [1 + gained[depth * self._load.rows] / self._load.rows for depth in range(self._most + 1)]
+        return Deal({work.row: self._rate(work, mean) for work in self._rows}, self._most)
 
     def _rate(self, work: RowWork, mean: float) -> float:
         own = self._own.get(work.row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 
 from ..request import Request
 
@@ -20,6 +21,9 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return reversed(self._requests)
 
     def peek(self, place: int = 0) -> Request | None:
         """The one with so many before it."""

@@ -25,6 +25,7 @@ from .finish import finish_reason, most_tokens
 from .queue import WaitingQueue
 from .seat import Seat
 from .sharing import Sharing
+from .watch import LiveRequest, live_requests
 
 
 @dataclass
@@ -117,6 +118,11 @@ class Scheduler:
             why=self._depth.why(),
             steps={depth: dict(reasons) for depth, reasons in self._depth.steps.items()},
         )
+
+    def live_requests(self) -> list[LiveRequest]:
+        """As they are now."""
+        seats, awaited = self._running.values(), self._sharing.awaited
+        return list(live_requests(seats, self._waiting, awaited, self._cache, self._clock()))
 
     def reset_cache(self) -> None:
         """No later request resumes from what was computed so far."""

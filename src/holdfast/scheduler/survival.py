@@ -15,6 +15,8 @@ LONG, SHORT = 64, 16
 STEPS = 8
 SURPRISE = 2.5
 """Standard deviations by which the last few must differ from the many to mean that the text has changed."""
+AFTER_CHANGE = 6.0
+"""Drafts that the last few then count for: some of them were still of the text before."""
 FORGETTING = 1 / 256
 """Of what is known of a place, lost with every step that does not reach it: it will be tried again."""
 
@@ -42,7 +44,7 @@ class Place:
         doubt = math.sqrt(max(rate * (1 - rate), 0.01) / self.lately_reached)
         if abs(lately - rate) <= SURPRISE * doubt:
             return False
-        self.reached, self.kept = self.lately_reached, self.lately_kept
+        self.reached, self.kept = AFTER_CHANGE, AFTER_CHANGE * lately
         return True
 
 
@@ -59,8 +61,8 @@ class Survival:
         alike, surprised = Counter(windows).items(), False
         for number, place in enumerate(self._places):
             reached = sum(count for (drafts, accepted), count in alike if drafts > number <= accepted)
-            if surprised and not reached:  # nor is what was known of this place of any use
-                place.reached = place.kept = 0.0
+            if surprised:  # nor is what was known of this place of any use
+                place = self._places[number] = Place()
             kept = sum(count for (_, accepted), count in alike if accepted > number)
             surprised |= place.learn(reached, kept)
 

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..request import Rejected
 from ..version import version
+from . import dashboard
 from .call import GONE, Call, Disconnected
 from .client import EngineClient, EngineDown, RequestFailed
 from .errors import ApiError
@@ -53,10 +55,15 @@ class Api:
             route("/detokenize", self.detokenize, "POST"),
             route("/reset_prefix_cache", self.reset_prefix_cache, "POST"),
             route("/plan", self.plan),
+            route("/requests", self.requests),
             route("/metrics", self.metrics),
             route("/openapi.json", self.openapi),
             route("/health", self.health, guarded=False),
             route("/version", self.version, guarded=False),
+            *(
+                route(path, partial(dashboard.send, page), guarded=False)
+                for path, page in dashboard.FILES.items()
+            ),
         ]
 
     def check_key(self, call: Call) -> None:
@@ -135,6 +142,10 @@ class Api:
             self._metrics.stats = await self._client.ask("stats", patience=1.0)
         self._metrics.tasks = len(asyncio.all_tasks())
         await call.reply_bytes(self._metrics.page(), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def requests(self, call: Call) -> None:
+        stats = await self._client.ask("requests", self.options.health_timeout)
+        await call.reply({"requests": stats.live})
 
     async def plan(self, call: Call) -> None:
         if not self._client.capacity:

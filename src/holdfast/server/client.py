@@ -151,15 +151,23 @@ class EngineClient:
 
     @contextlib.asynccontextmanager
     async def job(
-        self, prompts: Sequence[Sequence[Request]], *, streaming: bool, arrived: float
+        self,
+        prompts: Sequence[Sequence[Request]],
+        *,
+        streaming: bool,
+        arrived: float,
+        shown: Sequence[str] = (),
     ) -> AsyncIterator[Job]:
-        """These requests, as long as the context lasts: what still runs when it is left is cancelled.
+        """These requests, as long as the context lasts: what still runs when it is left is cancelled. Special tokens
+        in `shown` are part of the text.
 
         Raises Rejected if one can never run, and then none does.
         """
         self._check(prompts)
         tokenizer = self._intake.tokenizer
-        answers = [[Answer(r, tokenizer, streaming=streaming) for r in requests] for requests in prompts]
+        answers = [
+            [Answer(r, tokenizer, streaming=streaming, shown=shown) for r in requests] for requests in prompts
+        ]
         job = Job(answers, arrived)
         for answer in job:
             self._live[answer.request.id] = (answer, job)

@@ -137,7 +137,10 @@ class EngineLoop:
             case Ask(number, what):
                 if what == "reset":
                     self._engine.scheduler.reset_cache()
-                self._wire.send(Told(number, engine_stats(self._engine)))
+                stats = engine_stats(self._engine)
+                if what == "requests":
+                    stats.live = self._engine.scheduler.live_requests()
+                self._wire.send(Told(number, stats))
 
     def _submit(self, request: Request) -> None:
         try:

@@ -11,6 +11,7 @@ from ..request import Request, SamplingParams
 from .call import Call
 from .client import EngineClient, EngineDown, Job
 from .errors import ApiError
+from .forms import Turn, asked_form, template_tools
 from .metrics import Metrics
 from .model import ServedModel
 from .options import ServerOptions
@@ -31,6 +32,10 @@ COMPLETION_TOKENS = 16
 """Of /v1/completions if max_tokens is left out, as OpenAI has it. A chat goes on to the end of the context."""
 
 
+PROMPT_END = 8
+"""Tokens in which it can be seen whether a prompt opens thoughts."""
+
+
 @dataclass(frozen=True)
 class Order:
     """What was asked, and what was made of it."""
@@ -40,6 +45,8 @@ class Order:
     reply: Reply
     most: int
     """Tokens of each answer. 0 if only the prompt is to be scored."""
+    turn: Turn | None = None
+    """Of a conversation."""
 
 
 class Generator:
@@ -65,6 +72,7 @@ class Generator:
             max_tokens=self._max_tokens(wanted, "max_tokens"),
             logprobs=asked.logprobs,
             prompt_logprobs=asked.logprobs if asked.echo else None,
+            structured=asked_form(asked),
         )
         names = None if asked.logprobs is None else self._names
         reply = CompletionReply(f"cmpl-{call.id}", self._model.name, names, bool(asked.return_token_ids))
@@ -79,20 +87,28 @@ class Generator:
         limits = self._check(asked)
         refuse_unsupported(asked)
         messages = plain_messages(asked.messages)
+        turn = Turn.of(asked, self._model.intake.tokenizer)
         name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         wanted = getattr(asked, name)
         if wanted is None:
             wanted = self._options.max_output_tokens or limits.max_model_len
         params = sampling_params(
-            asked, self._advised, max_tokens=self._max_tokens(wanted, name), logprobs=chat_logprobs(asked)
+            asked,
+            self._advised,
+            max_tokens=self._max_tokens(wanted, name),
+            logprobs=chat_logprobs(asked),
+            structured=turn.form,
         )
         names = self._names if asked.logprobs else None
         reply = ChatReply(f"chatcmpl-{call.id}", self._model.name, names, bool(asked.return_token_ids))
         prompted = asked.add_generation_prompt is not False
-        variables = asked.chat_template_kwargs or {}
+        variables = dict(asked.chat_template_kwargs or {})
+        if tools := template_tools(asked):
+            variables["tools"] = tools
         with self._room(params.n, limits):
             tokens = await self._model.apply_chat(messages, prompted, **variables)
-        await self._generate(call, Order(asked, params, reply, wanted), [tokens])
+            turn = turn.after(await self._model.decode(tokens[-PROMPT_END:], skip_special_tokens=False))
+        await self._generate(call, Order(asked, turn.formed(params), reply, wanted, turn), [tokens])
 
     async def _generate(
         self,
@@ -104,8 +120,9 @@ class Generator:
         requests = [self._requests(tokens, order) for tokens in prompts]
         call.fields["prompt_tokens"] = sum(len(tokens) for tokens in prompts)
         streaming = bool(order.asked.stream)
-        async with self._client.job(requests, streaming=streaming, arrived=call.began) as job:
-            choices = list(_choices(job, order.most, echoed))
+        shown = order.turn.shown if order.turn else ()
+        async with self._client.job(requests, streaming=streaming, arrived=call.began, shown=shown) as job:
+            choices = list(_choices(job, order, echoed))
             try:
                 work = self._stream if streaming else self._answer
                 await call.unless_gone(work(call, order, job, choices))
@@ -130,7 +147,7 @@ class Generator:
         with_tokens = reply.names is not None or reply.with_token_ids
         while True:
             pieces = [piece for choice in choices if (piece := choice.take())]
-            shown = [p for p in pieces if p.text or p.finish_reason or with_tokens]
+            shown = [p for p in pieces if p.shows or with_tokens]
             if shown:
                 await call.events([reply.chunk([piece]) | unused for piece in shown])
             if all(choice.ended for choice in choices):
@@ -183,8 +200,9 @@ class Generator:
         return self._model.intake.tokenizer.decode(tokens) if self._model.intake.tokenizer else ""
 
 
-def _choices(job: Job, wanted: int, echoed: Sequence[str] | None) -> Iterator[Choice]:
+def _choices(job: Job, order: Order, echoed: Sequence[str] | None) -> Iterator[Choice]:
     for place, answers in enumerate(job.answers):
         echo = Echo(echoed[place], answers[0].request) if echoed else None
         for number, answer in enumerate(answers):
-            yield Choice(place * len(answers) + number, answer, wanted, echo)
+            reader = order.turn.reader() if order.turn else None
+            yield Choice(place * len(answers) + number, answer, order.most, echo, reader)

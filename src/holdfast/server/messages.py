@@ -11,6 +11,7 @@ from ..cache import CacheStats
 from ..config import EngineConfig, Limits
 from ..request import FinishReason, Metrics, Request, SamplingParams, SpeculationStats, TokenLogprob
 from ..scheduler.scheduler import Counters
+from ..scheduler.watch import LiveRequest
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -64,7 +65,7 @@ class Finish(Message):
 
 class Ask(Message):
     number: int
-    what: Literal["stats", "reset"]
+    what: Literal["stats", "requests", "reset"]
 
 
 # --- up, to the server ---
@@ -108,6 +109,8 @@ class EngineStats(msgspec.Struct):
     cache: CacheStats
     findings: int
     speculation: SpeculationStats
+    live: list[LiveRequest] = []
+    """If they were asked for."""
 
 
 class Told(Message):

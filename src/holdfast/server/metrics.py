@@ -106,6 +106,7 @@ class Metrics:
         yield _gauge("rows_free", "requests that could begin at once", cache.free_rows)
         yield _counter("prefix_cache_queries", "prompt tokens looked up", done.prompt_tokens)
         yield _counter("prefix_cache_hits", "prompt tokens not computed again", done.resumed_tokens)
+        yield _outcomes(done.outcomes)
         for name, told in CACHE_COUNTERS.items():
             yield _counter(name, told, getattr(done, name))
         yield _counter(
@@ -133,6 +134,14 @@ def _counter(name: str, told: str, value: float) -> Metric:
 
 def _part(held: int, total: int) -> float:
     return held / total if total else 0.0
+
+
+def _outcomes(requests: dict[str, int]) -> Metric:
+    told = "requests, by why not more of their prompt was resumed"
+    family = CounterMetricFamily("holdfast:prefix_cache_requests", told, labels=["outcome"])
+    for outcome, count in requests.items():
+        family.add_metric([outcome], count)
+    return family
 
 
 def _speculation(done: SpeculationStats) -> Iterator[Metric]:

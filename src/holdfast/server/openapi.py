@@ -20,6 +20,7 @@ PLAIN = {
     "/version": ("get", "of the server"),
     "/metrics": ("get", "for Prometheus"),
     "/plan": ("get", "what memory is given to, and how much fits"),
+    "/requests": ("get", "what runs and what waits, in numbers"),
     "/reset_prefix_cache": ("post", "forget all prefixes"),
 }
 PROMPT = {

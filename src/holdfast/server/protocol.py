@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +20,26 @@ MAX_STOPS, MAX_STOP_LEN = 64, 1000
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = False
+
+
+class JsonSchema(msgspec.Struct):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Generation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +67,13 @@ class Generation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     """Lower runs first."""
     return_token_ids: bool | None = False
+    # the form of the answer; forms.py says what is made of it
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # for the client's own books: they change no answer
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -83,6 +111,27 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     tool_call_id: str | None = None
 
 
+class FunctionName(msgspec.Struct):
+    name: str
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedTool(msgspec.Struct):
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(Generation, kw_only=True, forbid_unknown_fields=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -91,9 +140,8 @@ class ChatRequest(Generation, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """The template's own switches, such as enable_thinking."""
     add_generation_prompt: bool | None = True
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
 
@@ -195,11 +243,6 @@ def _is_token(value: Any) -> bool:
 def refuse_unsupported(asked: CompletionRequest | ChatRequest) -> None:
     """What would change the answer, and cannot."""
     if isinstance(asked, ChatRequest):
-        form = (asked.response_format or {}).get("type", "text")
-        _refuse(form != "text", "response_format", 'only {"type": "text"} is possible')
-        _refuse(bool(asked.tools), "tools", "answers are not searched for calls of tools")
-        wanted = asked.tool_choice not in (None, "none", "auto")
-        _refuse(wanted, "tool_choice", "answers are not searched for calls of tools")
         if names := sorted(RESERVED & (asked.chat_template_kwargs or {}).keys()):
             _refuse(True, "chat_template_kwargs", f"{names[0]} is not for it to set")
     else:
@@ -225,8 +268,21 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             if other := next((part.type for part in message.content if part.type != "text"), None):
                 raise ApiError(400, f"messages: content of type {other!r} is not supported", param="messages")
             told["content"] = "".join(part.text or "" for part in message.content)
+        told.setdefault("content", "")  # of an answer that only calls; templates join it to other texts
+        for call in told.get("tool_calls", ()):
+            _read_arguments(call)
         plain.append(told)
     return plain
+
+
+def _read_arguments(call: dict[str, Any]) -> None:
+    """Clients send arguments as the text that they were given; templates write them anew."""
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            raise ApiError(400, "messages: arguments of a tool call must be JSON", param="messages") from None
 
 
 def chat_logprobs(asked: ChatRequest) -> int | None:

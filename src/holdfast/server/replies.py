@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..answer import Answer
 from ..request import FinishReason, Request, TokenLogprob
-from ..text import Tokenizer
+from ..text import AnswerReader, Part, Tokenizer, ToolCall
 
 
 class TokenNames:
@@ -47,6 +48,8 @@ class Choice:
     most: int
     """Tokens that were asked for. 0 if only the prompt is to be scored: the engine gives one at least."""
     echo: Echo | None = None
+    reader: AnswerReader | None = None
+    """Of an answer in which not all is text."""
     text_shown: int = 0
     tokens_shown: int = 0
     echoed: int = 0
@@ -66,9 +69,14 @@ class Choice:
         tokens = answer.request.tokens[start + self.tokens_shown : start + length]
         piece = Piece(self.index, text[self.text_shown :], tokens, [*logprobs], self.echoed + self.text_shown)
         self.text_shown, self.tokens_shown, self.ended = len(text), length, answer.finished
+        if self.reader:
+            piece.first_call = self.reader.num_calls
+            piece.parts = self.reader.take(piece.text, final=answer.finished)
         if answer.finished:
             piece.finish_reason = str(answer.finish_reason if self.most else FinishReason.LENGTH)
             piece.stop_reason = answer.stop_reason if self.most else None
+            if self.reader and self.reader.num_calls and piece.finish_reason == FinishReason.STOP:
+                piece.finish_reason = "tool_calls"
         if self.echo:
             _put_before(self.echo, piece)
             self.echoed, self.echo = len(self.echo.text), None
@@ -85,6 +93,31 @@ class Piece:
     """Of the text, in the whole answer."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: list[Part] | None = None
+    """What the text is made of, if it is read."""
+    first_call: int = 0
+    """Calls that came before this piece."""
+
+    @property
+    def shows(self) -> bool:
+        return bool(self.finish_reason or (self.text if self.parts is None else self.parts))
+
+    def message(self) -> dict[str, Any]:
+        """What there is of content, thoughts and calls."""
+        parts = [Part(content=self.text)] if self.parts is None else self.parts
+        calls = [part.call for part in parts if part.call]
+        told: dict[str, Any] = {
+            "content": "".join(part.content for part in parts),
+            "reasoning_content": "".join(part.reasoning for part in parts),
+            "tool_calls": [_call(call, self.first_call + i) for i, call in enumerate(calls)],
+        }
+        return {name: value for name, value in told.items() if value}
+
+
+def _call(call: ToolCall, index: int) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    call_id = call.id or f"call_{secrets.token_hex(12)}"
+    return {"index": index, "id": call_id, "type": "function", "function": function}
 
 
 def _put_before(echo: Echo, piece: Piece) -> None:
@@ -155,13 +188,20 @@ class ChatReply(Reply):
         return self._head(self.CHUNK_KIND) | {"choices": choices}
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        said = piece.message()
+        for call in said.get("tool_calls", ()):
+            del call["index"]  # only pieces of an answer need it
+        nothing = None if "tool_calls" in said else ""
+        message = {"role": "assistant", "content": nothing, "refusal": None} | said
         told = {"index": piece.index, "message": message, "logprobs": self._logprobs(piece)}
         return told | self._ended(piece)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
-        return {"index": piece.index, "delta": delta, "logprobs": self._logprobs(piece)} | self._ended(piece)
+        return {
+            "index": piece.index,
+            "delta": piece.message(),
+            "logprobs": self._logprobs(piece),
+        } | self._ended(piece)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if self.names is None:

@@ -60,9 +60,13 @@ class ChatTemplate:
         except Exception as error:  # the template is foreign code: whatever it raises is its answer
             raise ChatTemplateError(f"the model's chat template refused these messages: {error}") from error
 
-    def _compiled(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+    def source(self, *, tools: bool) -> str | None:
+        """The template for conversations with tools, or without."""
         names = ("tool_use", "default") if tools else ("default",)
-        source = next((self.sources[name] for name in names if name in self.sources), None)
+        return next((self.sources[name] for name in names if name in self.sources), None)
+
+    def _compiled(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        source = self.source(tools=bool(tools))
         if source is None:
             has = f"only templates named {', '.join(self.sources)}" if self.sources else "no chat template"
             raise ChatTemplateError(f"the model has {has}: give it a text prompt instead of messages")

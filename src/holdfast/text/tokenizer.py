@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import tokenizers
 
 from .chat import ChatTemplate, Message
 from .detokenizer import Detokenizer
+from .reader import THOUGHT
+from .tools import ToolFormat, tool_format
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -58,6 +61,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def special_id(self, text: str) -> int | None:
+        """Of a special token with this name, if there is one."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
+    def serialised(self) -> str:
+        """As tokenizer.json has it, special tokens marked."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Whether a text begins with a special token is for `tokenizer.json` to say."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -65,15 +77,27 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """The incremental `decode`, for one stream of tokens."""
+    def detokenizer(self, *, skip_special_tokens: bool = True, shown: Sequence[str] = ()) -> Detokenizer:
+        """The incremental `decode`, for one stream of tokens. Special tokens in `shown` are not skipped."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
+        skipped -= {self.special_id(text) for text in shown}
 
         def is_silent(token_id: int) -> bool:
             # a model's vocabulary may be padded beyond the tokenizer's
             return token_id in skipped or self._backend.id_to_token(token_id) is None
 
         return Detokenizer(lambda token_ids: self.decode(token_ids, skip_special_tokens=False), is_silent)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None if its chat template does not take any."""
+        source = self._chat_template.source(tools=True) or ""
+        return tool_format(source, lambda text: self.special_id(text) is not None)
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Answers may begin with thoughts."""
+        return THOUGHT in (self._chat_template.source(tools=False) or "")
 
     def render_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any

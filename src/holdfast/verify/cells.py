@@ -34,10 +34,12 @@ class Cell:
     """What differs from PLAIN."""
     traffic: Traffic = TOGETHER
     must: tuple[str, ...] = ()
-    """What has to happen, or the cell shows nothing: "pre-emptions", "cancellations", "hits"."""
+    """What has to happen, or the cell shows nothing: "pre-emptions", "cancellations", "hits", "drafts"."""
     tight: bool = False
     """Pages for the longest request, and hardly another."""
     quick: bool = False
+    drafter: bool = False
+    """With the one that the user names."""
 
     @property
     def exact(self) -> bool:
@@ -83,6 +85,19 @@ _NORMAL = (
         "sanitized", {**EVERYTHING, "sanitizer": "full"}, Traffic(2, 1, True), ("cancellations",), tight=True
     ),
     Cell("everything", EVERYTHING, Traffic(2, 2, True), ("pre-emptions", "cancellations"), True, True),
+    Cell("drafter", {}, STAGGERED, must=("drafts",), drafter=True, quick=True),
+    Cell(
+        "drafter-pre-empted", SMALL_PAGES | OVERLAP, must=("drafts", "pre-emptions"), tight=True, drafter=True
+    ),
+    Cell("drafter-hits", REUSE | SMALL_PAGES, TWICE, must=("drafts", "hits"), drafter=True, quick=True),
+    Cell(
+        "drafter-sanitized",
+        {**OVERLAP, **REUSE, **SMALL_PAGES, "max_num_batched_tokens": 40, "sanitizer": "full"},
+        Traffic(2, 2, True),
+        must=("drafts", "cancellations"),
+        tight=True,
+        drafter=True,
+    ),
 )
 
 # Any fold of exact mode is on the absolute grid, so another grid would be another order of the same sums.
@@ -93,6 +108,7 @@ _EXACT = (
     Cell("exact-windows-of-5", WINDOWS, STAGGERED),
     Cell("exact-pre-empted", SMALL_PAGES | OVERLAP, must=("pre-emptions",), tight=True),
     Cell("exact-hits", REUSE | OVERLAP, TWICE, must=("hits",)),
+    Cell("exact-drafter", SMALL_PAGES | OVERLAP, STAGGERED, ("drafts",), drafter=True),
     Cell("exact-everything", EVERYTHING, Traffic(2, 2, True), ("pre-emptions", "cancellations"), True, True),
 )
 
@@ -105,5 +121,7 @@ LIBRARY = "transformers"
 """One more cell: the plain path itself, held against the transformers library."""
 
 
-def cell_names(*, quick: bool = False) -> list[str]:
-    return [cell.name for cell in CELLS if cell.quick or not quick] + [LIBRARY]
+def cell_names(*, quick: bool = False, drafter: bool = True) -> list[str]:
+    """drafter: also those that need one"""
+    chosen = (cell for cell in CELLS if (cell.quick or not quick) and (drafter or not cell.drafter))
+    return [cell.name for cell in chosen] + [LIBRARY]

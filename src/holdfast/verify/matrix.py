@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..blueprint import Blueprint
-from ..config import EngineConfig, max_window, pages_for
+from ..config import EngineConfig, SpeculativeConfig, max_window, pages_for
 from ..engine import Engine, build_engine
 from ..models.base import CausalLM
 from .cells import CELLS, LIBRARY, PLAIN, Cell
@@ -41,11 +41,21 @@ class Outcome:
 class Matrix:
     """A model and the answers of its plain path.
 
+    drafter  a speculative_config, for cells that are about the user's own
     options  of EngineConfig, for every engine: device, dtype
     """
 
-    def __init__(self, directory: Path, seed: int = 0, *, quick: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        seed: int = 0,
+        *,
+        quick: bool = False,
+        drafter: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.directory, self.seed, self._options = directory, seed, options
+        self._drafter = None if drafter is None else SpeculativeConfig.of(drafter)
         self.dtype = EngineConfig(**options).dtype
         facts = Blueprint(directory, EngineConfig(**options)).facts
         self._recurrent = facts.recurrent
@@ -67,7 +77,7 @@ class Matrix:
         try:
             reference = self._answers(cell.exact)
             served = serve(
-                self._engine({**cell.options, **(self._tight(cell) if cell.tight else {})}),
+                self._engine(self._options_of(cell)),
                 self._asks(cell.exact),
                 cell.traffic,
                 self._workload.leavers,
@@ -82,6 +92,10 @@ class Matrix:
             return "exact mode is for the CPU and float32"
         if not self._recurrent and {"fold_every", "backend", "num_slots"} & set(cell.options):
             return "the model has no recurrent state"
+        if cell.drafter and self._drafter is None:
+            return "--speculative-config names no drafter"
+        if cell.drafter and cell.exact and self._drafter is not None and self._drafter.topk > 1:
+            return "exact mode is for chains, not for trees"
         return None
 
     def _judge(self, cell: Cell, reference: list[Scored], served: Served) -> Outcome:
@@ -148,9 +162,11 @@ class Matrix:
         self._model = self._model or engine.runner.model
         return engine
 
-    def _tight(self, cell: Cell) -> dict[str, int]:
-        window = max_window(
-            EngineConfig(speculative_config=cell.options.get("speculative_config")).max_drafts
-        )
-        page_size = cell.options.get("page_size", EngineConfig.page_size)
+    def _options_of(self, cell: Cell) -> dict[str, Any]:
+        options = dict(cell.options) | ({"speculative_config": self._drafter} if cell.drafter else {})
+        return options | (self._tight(options) if cell.tight else {})
+
+    def _tight(self, options: Mapping[str, Any]) -> dict[str, int]:
+        window = max_window(EngineConfig(speculative_config=options.get("speculative_config")).max_drafts)
+        page_size = options.get("page_size", EngineConfig.page_size)
         return {"num_pages": pages_for(self._workload.longest + window, page_size) + 2}

@@ -50,7 +50,7 @@ def command(model: str | None, seed: int, *, quick: bool, **options: str) -> str
     """The command line that repeats this verification."""
     words = ["holdfast", "verify", *([model] if model else [])]
     for name, value in options.items():
-        words += [f"--{name}", value] if value != getattr(EngineConfig, name) else []
+        words += [f"--{name.replace('_', '-')}", value] if value != getattr(EngineConfig, name) else []
     return shlex.join([*words, *(["--quick"] if quick else []), "--seed", str(seed)])
 
 

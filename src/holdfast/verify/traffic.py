@@ -96,6 +96,7 @@ def serve(engine: Engine, asks: Sequence[Ask], traffic: Traffic, leavers: Sequen
         happened={
             "pre-emptions": engine.scheduler.counters.preempted,
             "cancellations": engine.scheduler.counters.cancelled,
+            "drafts": engine.scheduler.speculation.drafts,
             "hits": sum(request.metrics.cached_tokens > 0 for _, request in asked),
         },
     )

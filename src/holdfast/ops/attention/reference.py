@@ -51,10 +51,14 @@ def paged_attention(
             for t in range(count):
                 seen = position + t + 1
                 out[first + t] = _attend_one(queries[first + t], keys[:, :seen], values[:, :seen], scale)
+            continue
+        keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+        if count == 1:
+            _attend_last(queries[first], keys, values, scale, out[first])
         else:
             own = None if tree is None else tree.ancestors[lane, :count, :count]
             q = queries[first : first + count]
-            out[first : first + count] = _attend(q, keys.to(q.dtype), values.to(q.dtype), own, scale)
+            out[first : first + count] = _attend(q, keys, values, own, scale)
     return out
 
 
@@ -81,8 +85,6 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, s
     """
     count, length = len(queries), keys.shape[1]
     heads = queries.unflatten(1, (keys.shape[0], -1))  # [count, KH, G, D]
-    if count == 1:
-        return F.scaled_dot_product_attention(heads, keys[None], values[None], scale=scale).flatten(1, 2)
     grouped = heads.permute(1, 2, 0, 3).flatten(1, 2)  # [KH, G * count, D]
     if own is None:
         own = torch.ones(count, count, dtype=torch.bool, device=keys.device).tril()
@@ -92,8 +94,21 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, s
     return mixed[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
+def _attend_last(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
+    """As `_attend` for one token, query [QH, D], which sees all keys; to `out` [QH, value's width]."""
+    groups = (keys.shape[0], -1, keys.shape[2])
+    if query.dtype == torch.float32:  # in half the time
+        scores = torch.bmm(query.mul(scale).view(groups), keys.mT)
+        torch.bmm(scores.softmax(-1), values, out=out.view(keys.shape[0], -1, values.shape[2]))
+    else:
+        mixed = F.scaled_dot_product_attention(
+            query.view(groups)[None], keys[None], values[None], scale=scale
+        )
+        out.copy_(mixed[0].flatten(0, 1))
+
+
 def _attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """query [QH, D]; keys, values [KH, n, D]"""
+    """query [QH, D]; keys, values [KH, n, D]. The copies stand alike in memory, wherever the pages do."""
     grouped = query.unflatten(0, (keys.shape[0], -1))
     scores = (grouped @ keys.contiguous().mT) * scale
     return (scores.softmax(-1) @ values.contiguous()).flatten(0, 1)

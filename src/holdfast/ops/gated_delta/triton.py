@@ -38,12 +38,12 @@ class FoldTiles:
 
 
 FOLD = FoldTiles(values=32, warps=2)
-WINDOW_TILES = Tiles(values=32, warps=1)
-DECODE_TILES = {4: Tiles(32, 1, keys=32), 2: Tiles(64, 2, keys=32), 1: Tiles(64, 2, keys=32)}
+WINDOW_TILES = Tiles(values=64, warps=2)
+DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(32, 1, keys=32)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 FEW_LANES = 32
 """Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
-FEW_TILES = Tiles(values=16, warps=1, keys=32)
+FEW_TILES = Tiles(values=32, warps=2, keys=32)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = Fals
 
     The result has the weight's dtype: a residual stream may be wider than what the layers compute in.
     """
-    scale = 1.0 + weight.float() if zero_centred else weight
-    if weight.dim() == 1 and scale.dtype == torch.float32:
-        return F.rms_norm(x.float(), x.shape[-1:], scale, eps).to(weight.dtype)
-    return scale * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(weight.dtype)
+    wide = x.float()
+    normed = (
+        wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    )  # F.rms_norm takes half again as long
+    if zero_centred:
+        return normed.mul_(1.0 + weight.float()).to(weight.dtype)
+    return normed.to(weight.dtype).mul_(weight)
 
 
 def gated_rms_norm(
