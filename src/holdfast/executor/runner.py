@@ -73,9 +73,8 @@ class Runner:
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
-        self.backlog = Backlog(
-            ensemble.drafter if 0 in depths and sanitizer == "off" else None, limits, device
-        )
+        patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
+        self.backlog = Backlog(patient, limits, self.inputs.behind)
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
