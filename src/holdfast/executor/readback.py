@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
@@ -57,9 +58,10 @@ class Mark:
         self._time = time.perf_counter()
 
     def since(self, earlier: Mark) -> float:
-        """Seconds. Both must have passed."""
+        """Seconds. Waits for this one."""
         if self._event is None or earlier._event is None:
             return self._time - earlier._time
+        self._event.synchronize()
         return earlier._event.elapsed_time(self._event) / 1e3
 
 
@@ -100,6 +102,8 @@ class InFlight:
     inspection: Inspection | None = None
     drafts: Fetch | None = None
     """Made for the next step, where the host must know them: tokens, and parents if they branch."""
+    failed: frozenset[Row] = frozenset()
+    """Rows whose answers lost their form."""
 
     def result(self) -> StepResult:
         """Waits for the step."""
@@ -126,6 +130,7 @@ class InFlight:
                     base=base[lane],
                     window=work.window,
                     proposed=made[lane],
+                    failed=work.row in self.failed,
                 )
                 for lane, work in enumerate(work)
             ),
@@ -134,10 +139,6 @@ class InFlight:
             seconds=self._seconds(),
             findings=self.inspection.findings() if self.inspection else (),
         )
-
-    def _seconds(self) -> float:
-        alone = len(self.plan.starts) == len(self.plan.work)
-        return self.laps.lap(self.begun, self.ended, alone=alone)
 
     def chosen_tokens(self) -> Iterator[LaneChose]:
         """Of each lane that chooses. Waits for the step."""
@@ -163,6 +164,10 @@ class InFlight:
         choices = self.lanes.choices
         at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
         return zip(choices.choosers, choices.begins, at, strict=True)
+
+    def _seconds(self) -> float:
+        alone = len(self.plan.starts) == len(self.plan.work)
+        return self.laps.lap(self.begun, self.ended, alone=alone)
 
     def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""
