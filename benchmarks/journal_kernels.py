@@ -429,25 +429,25 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
         for values, warps, keys, stages in ((16, 1, 16, 4), (32, 1, 32, 4), (32, 1, 16, 6), (64, 2, 16, 4)):
             yield f"tiles {values} {warps} {keys} {stages}", tiles(values, warps, keys, stages)
         return
-    overlaps, fold = launch.launches_early, kernels.FOLD
     yield "as it is", None
-    launch.launches_early = lambda device: False  # type: ignore[assignment]
-    yield "no overlap", None
-    launch.launches_early = overlaps
-    for values, warps in ((8, 1), (16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4)):
-        for keys in (16, 32, 64):
-            yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
     if case.part == "few":
+        front, overlaps = kernels.FRONT_WARPS, launch.launches_early
+        for warps in (1, 2, 4):
+            kernels.FRONT_WARPS = warps
+            yield f"front {warps}", None
+        kernels.FRONT_WARPS = front
+        launch.launches_early = lambda device: False  # type: ignore[assignment]
+        yield "no overlap", None
+        launch.launches_early = overlaps
+        for values, warps, keys in ((16, 1, 16), (32, 1, 16), (32, 2, 16)):
+            yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
         return
-    for values, warps, share in (
-        (32, 4, 1),
-        (32, 2, 2),
-        (64, 4, 1),
-        (64, 4, 2),
-        (16, 1, 1),
-        (16, 2, 1),
-        (128, 8, 1),
-    ):
+    wide = [(64, 1, 4), (64, 1, 8), (128, 1, 4), (128, 2, 8)]
+    cuts = wide if case.dtype in GREATEST else [(32, 1, 8), (32, 1, 16), (32, 1, 32), (64, 2, 8), (64, 2, 16)]
+    for values, warps, keys in cuts:
+        yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
+    fold = kernels.FOLD
+    for values, warps, share in ((16, 2, 1), (16, 4, 1), (32, 2, 1), (64, 8, 1), (32, 4, 2)):
         kernels.FOLD = kernels.FoldTiles(values, warps, share)
         yield f"folds {values} {warps} {share}", None
     kernels.FOLD = fold

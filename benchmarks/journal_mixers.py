@@ -37,7 +37,7 @@ CHECKED = 16
 Tile = tuple[int, int]
 """Channels of a program, and its warps."""
 TILES: list[Tile] = [(16, 1), (32, 1), (64, 2), (64, 4)]
-PROMPT_TILES: list[Tile] = [(32, 4), (32, 8), (64, 4), (64, 8)]
+PROMPT_TILES: list[Tile] = [(64, 4), (64, 8)]
 GRID = 16
 
 Values = dict[str, Tensor]

@@ -290,9 +290,6 @@ class Limits:
     def journal_capacity(self) -> int:
         return journal_capacity(self.fold_every, self.max_window)
 
-    def ring_capacity(self, width: int) -> int:
-        return ring_capacity(width, self.max_window)
-
 
 def run_reaches(line: int, start: int, end: int) -> bool:
     """Has a run from `start` to `end` a state at this line? Not inside the whole blocks of its chunk form."""

@@ -17,7 +17,7 @@ from .grammar import GrammarError, Grammars
 from .memory.capacity import CapacityPlan
 from .models.base import CausalLM
 from .plan import StepResult
-from .request import FinishReason, Rejected, Request
+from .request import ConstraintStats, FinishReason, Rejected, Request
 from .scheduler import Scheduler
 from .scheduler.depth import make_depth
 
@@ -47,6 +47,11 @@ class Engine:
         self._failure: BaseException | None = None
         self.findings = 0
         """Of the sanitizer, since the start."""
+
+    @property
+    def constraint_stats(self) -> ConstraintStats:
+        """What masks took, of answers that must have a form."""
+        return self.runner.constraints.stats
 
     def submit(self, request: Request) -> None:
         """Raises Rejected if the request can never run."""

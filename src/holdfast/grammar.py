@@ -85,6 +85,11 @@ class Matcher:
         self._matcher = matcher
         self._eos = eos_token_ids
 
+    @property
+    def failed(self) -> bool:
+        """The form became too involved to follow. Then nothing but the end is permitted."""
+        return bool(self._matcher.is_error())
+
     def push(self, tokens: Sequence[int]) -> None:
         """Those that were chosen. An end-of-text token, and whatever came after it, leads nowhere."""
         for token in tokens:

@@ -12,7 +12,7 @@ from .cache import CacheStats
 from .memory.capacity import CapacityPlan
 from .progress import Progress
 from .prompts import Message, Prompt, as_conversations, as_prompts
-from .request import Rejected, RequestOutput, SamplingParams, SpeculationStats
+from .request import ConstraintStats, Rejected, RequestOutput, SamplingParams, SpeculationStats
 from .service import Service
 
 
@@ -43,6 +43,10 @@ class LLM:
         """Drafts so far, how many of them were accepted, how many a row is given now, and why so many. Of one
         answer, its `metrics.speculation` tells."""
         return self._service.engine.scheduler.speculation_stats()
+
+    def constraint_stats(self) -> ConstraintStats:
+        """Masks that were made for structured answers so far, and how long that took."""
+        return self._service.engine.constraint_stats
 
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Requests that run keep what they have; none will resume from it."""

@@ -133,6 +133,8 @@ class RowResult(NamedTuple):
     """As it was planned."""
     proposed: int = 0
     """How many of the window's drafts a drafter had made; the others could not be accepted."""
+    failed: bool = False
+    """The form of its answer became too involved to follow."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"  # an end-of-text token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
-    ERROR = "error"  # its state is not to be trusted; see Request.error
+    ERROR = "error"  # its state is not to be trusted (see Request.error), or its form could not be followed
 
 
 @dataclass(frozen=True)

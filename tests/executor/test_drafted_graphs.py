@@ -1,7 +1,7 @@
 """Drafters under recorded graphs: the answers of no speculation, and the drafts that the reference makes.
 
 Answers would be right whatever was drafted, so the drafts are compared as well. They would tell of a replay that
-reads what an earlier step left behind: depths change every step, rows join and leave, and one of them draws.
+reads what an earlier step left behind: depths change, rows join and leave, and one of them draws.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.executor.fake_graphs import FakeGraph, fake_graphs
 from tests.executor.test_graphs import DELTA, interpreted
-from tests.host.restless import Restless
+from tests.host.restless import Lulls
 from tests.models.conformance import Tiny, prompts, slow_but
 from tests.models.test_hybrids import lfm2
 from tests.spec.formats import Target, write_dflash, write_eagle1, write_eagle3, write_mtp
@@ -29,6 +29,7 @@ __all__ = ["fake_graphs"]
 GIVEN = prompts(13, 3, 20, seed=3)
 LENGTHS = (12, 7, 5)
 DEPTHS = (0, 1, 2)
+LULLS = (1, 2, 0, 0, 0, 2, 0, 1, 1, 0, 0)
 OPTIONS: dict[str, Any] = dict(max_num_seqs=2, max_model_len=40, page_size=16, max_num_batched_tokens=24)
 CONVOLUTION = lfm2("ca")
 
@@ -81,8 +82,9 @@ def test_recorded_drafts_are_those_of_the_reference(
     before = {key: graph.replays for key, graph in kinds.items()}
     assert _answers(llm) == plain
     assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
-    replayed = {key[:1] + key[2:3] for key, graph in kinds.items() if graph.replays > before[key]}
-    assert replayed >= {("pass",), ("draft", 1), ("draft", 2)}
+    replayed = {key[0] for key, graph in kinds.items() if graph.replays > before[key]}
+    patient = llm._engine.runner.backlog.most > 0
+    assert replayed == {"pass", "end", "draft"} | ({"catch up"} if patient else set())
 
 
 def _answers(llm: LLM) -> list[tuple[int, ...]]:
@@ -95,8 +97,8 @@ def _answers(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def _watched(llm: LLM) -> tuple[LLM, Seen]:
-    """An engine whose depth changes every step, and what its drafter leaves in the rows' tables."""
-    llm._engine.scheduler._depth = Restless(DEPTHS)
+    """An engine whose depth changes, and what its drafter leaves in the rows' tables."""
+    llm._engine.scheduler._depth = Lulls(LULLS)
     runner, seen = llm._engine.runner, list[tuple[list[int], list[int]]]()
     launch = runner.launch
 

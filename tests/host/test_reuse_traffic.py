@@ -63,6 +63,17 @@ def test_the_policy_recomputes_less_than_one_state_each(benchmark: ModuleType) -
     assert ours.seconds < 60 * ours.trace_tokens / 1e6, "a million tokens a minute"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_conversations_that_branch_recompute_a_third_less(benchmark: ModuleType, seed: int) -> None:
+    turns = list(benchmark.branching(seed, 1500))
+    fewer = {}
+    for budget in benchmark.BUDGETS:
+        usual, ours = (benchmark.replay(turns, p, budget, 1 << 16) for p in benchmark.POLICIES.values())
+        fewer[budget] = 1 - ours.recomputed / usual.recomputed
+    assert min(fewer.values()) >= 0 and fewer[256] >= 1 / 3, fewer
+
+
 def test_a_trace_of_blocks_becomes_conversations(benchmark: ModuleType, tmp_path: Path) -> None:
     rows = [
         '{"timestamp": 0, "input_length": 1700, "output_length": 200, "hash_ids": [0, 1, 2, 3]}',

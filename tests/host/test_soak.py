@@ -71,11 +71,8 @@ def run(random: Random) -> Counter[str]:
 
 
 def events(harness: Harness) -> Counter[str]:
-    reuse = vars(harness.cache.counters)
-    seen = Counter(vars(harness.scheduler.counters)) + Counter(
-        {name: n for name, n in reuse.items() if name != "outcomes"}
-    )
-    seen += Counter(reuse["outcomes"])
+    cached = dict(vars(harness.cache.counters))
+    seen = Counter(cached.pop("outcomes")) + Counter(vars(harness.scheduler.counters)) + Counter(cached)
     starts = [start for plan in harness.plans for start in plan.starts]
     seen["resumed"] = sum(start.base > 0 for start in starts)
     seen["resumed without state"] = seen["resumed"] if not harness.limits.num_slots else 0
@@ -104,6 +101,8 @@ def test_soak() -> None:
             "accepted drafts",
             "rejected drafts",
             "windows after uncertain ones",
+            "no checkpoint in between",
+            "as far as the prompt was computed before",
         ),
     ):
         assert seen[event] >= 20, f"{event}: only {seen[event]} times"

@@ -17,6 +17,7 @@ def prompt(length: int, first: int = 1) -> tuple[int, ...]:
 
 def test_rows_and_positions() -> None:
     harness = Harness(make_limits())
+    harness.now = 40.0
     harness.submit(make_request("a", prompt(5), max_tokens=9, priority=3))
     assert watched(harness)["a"].waits_for == "the next step"
     harness.turn()
@@ -34,21 +35,29 @@ def test_those_without_a_row_say_what_they_wait_for() -> None:
         *(make_request(name, prompt(5, first), max_tokens=3) for first, name in enumerate("abc", 1))
     )
     harness.turn()
-    assert [(r.id, r.row, r.waits_for) for r in harness.scheduler.live_requests()] == [
-        ("a", 1, ""),
-        ("b", None, "a row"),
-        ("c", None, "1 before it"),
+    assert [(r.id, r.row, r.position, r.waits_for) for r in harness.scheduler.live_requests()] == [
+        ("a", 1, 5, ""),
+        ("b", None, 0, "a row"),
+        ("c", None, 0, "1 before it"),
     ]
     harness.drain()
 
 
 def test_too_few_pages() -> None:
-    harness = Harness(make_limits(num_pages=6, num_slots=0))
-    harness.submit(
-        make_request("a", prompt(16), max_tokens=4), make_request("b", prompt(16, 20), max_tokens=4)
-    )
+    """A newcomer leaves a page to those that run."""
+    harness = Harness(make_limits(num_pages=3, num_slots=0))
+    harness.submit(make_request("whole pool", prompt(11), max_tokens=1))
+    assert watched(harness)["whole pool"].waits_for == "the next step"
+    harness.drain()
+    harness.submit(make_request("a", prompt(2), max_tokens=2))
     harness.turn()
-    assert watched(harness)["b"].waits_for == "pages"
+    harness.submit(make_request("b", prompt(3, 20), max_tokens=1))
+    assert watched(harness)["b"].waits_for == "the next step", "a page for it, and one to spare"
+    harness.drain()
+    harness.submit(make_request("d", prompt(2), max_tokens=2))
+    harness.turn()
+    harness.submit(make_request("c", prompt(7, 20), max_tokens=1))
+    assert watched(harness)["c"].waits_for == "pages", "two pages for it, and none to spare"
     harness.drain()
 
 
@@ -83,6 +92,25 @@ def test_rows_that_sit_out_say_so() -> None:
         seen |= {request.waits_for for request in live if request.row is not None}
         preemptions = max([preemptions, *(request.preemptions for request in live)])
     assert seen == {"", "a place in a step", "its last step, to make room for others"} and preemptions
+
+
+def test_a_row_in_flight_waits_for_nothing() -> None:
+    harness = Harness(make_limits(), depth=1)
+    harness.submit(make_request("a", prompt(5), max_tokens=3))
+    harness.turn()
+    assert harness.device.in_flight and watched(harness)["a"].waits_for == ""
+    harness.drain()
+
+
+def test_what_was_resumed_and_why_not_more() -> None:
+    harness = Harness(make_limits(), prefix_reuse=True)
+    for name in "ab":
+        harness.submit(make_request(name, prompt(9), max_tokens=3))
+        harness.turn()
+        [live] = harness.scheduler.live_requests()
+        told = (live.cached_tokens, live.cache_reason)
+        harness.drain()
+    assert told == (8, "resumed at 8, as far as the prompt was computed before")
 
 
 def test_outcomes_are_counted_once_a_request() -> None:

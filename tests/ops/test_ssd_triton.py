@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from holdfast.ops.places import TemporalState
 from holdfast.ops.ssd.reference import SSD
+from holdfast.ops.step import StateStep
 
 from .steps import GRID, Lane, seeded
 from .twins import (
@@ -101,6 +104,22 @@ def test_every_decay(decay: str) -> None:
     for window in (1, 2, 4):
         compare(SMALL, windows_at(window, window), seed=window, decay=decay)
     compare(SMALL, BLOCKS, seed=9, decay=decay)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_runs_of_bfloat16_inputs_at_real_sizes(channels: int) -> None:
+    """Whole warp groups multiply only here: smaller products, and those of float32, take other instructions."""
+    real = twin(4, 2, channels, 128)
+
+    def rounded(count: int, seed: int, decay: str) -> dict[str, Tensor]:
+        drawn = draw(4, 2, channels, 128, count, seed, decay)
+        return drawn | {name: drawn[name].bfloat16() for name in ("x", "b", "c")}
+
+    def advance(inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor) -> object:
+        return ssd.advance(**inputs, pool=pool, step=step, out=out)
+
+    compare(replace(real, draw=rounded, advance=advance), RUNS, seed=7, decay="mild", exports=EXPORTED)
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from tests.reuse.families import Find
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
 from holdfast.memory.spec import ConvSpec
+from holdfast.spec.drafter import PATIENCE
 
 from .formats import write_mtp
 from .spied import Seen, spied
@@ -82,7 +83,9 @@ def test_what_it_keeps(directory: Path) -> None:
     llm = LLM(directory, **EXACT, speculative_config=MTP)
     runner, hidden = llm._engine.runner, llm._engine.runner.model.embed.weight.shape[1]
     states = runner.ensemble.state_specs()
-    assert states["draft.previous"].conv == {"hidden": ConvSpec(hidden, 2, torch.float32, sharded=False)}
+    assert states["draft.previous"].conv == {
+        "hidden": ConvSpec(hidden, 2, torch.float32, sharded=False, longer=PATIENCE)
+    }
     assert [name for name in runner.kv.layers if name.startswith("draft.")] == ["draft.blocks.0"]
     plain = LLM(directory, **EXACT)
     head = sum(weight.nbytes for weight in runner.ensemble.drafter.head.parameters())  # type: ignore[union-attr]

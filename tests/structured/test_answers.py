@@ -13,6 +13,7 @@ from tests.random_model import ENDOFTEXT, IM_END, random_model
 from tests.spec.drafters import Blind, Knowing, KnowingTree, speculating
 
 from holdfast import LLM, Rejected, SamplingParams, Structured
+from holdfast.grammar import Matcher
 from holdfast.request import FinishReason
 
 ENGINE: dict[str, Any] = dict(exact=True, max_num_seqs=4, max_model_len=256, page_size=16)
@@ -195,3 +196,21 @@ def test_a_model_without_a_tokenizer_has_no_forms(tmp_path: Any) -> None:
             (tmp_path / file.name).symlink_to(file)
     with pytest.raises(Rejected, match="the model's directory has no tokenizer"):
         LLM(tmp_path, **ENGINE).generate([[1, 2]], SamplingParams(structured=Structured(regex="a")))
+
+
+def test_a_form_that_cannot_be_followed_ends_with_an_error(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    """The others of its batch do not notice."""
+    pushed = Matcher.push
+
+    def push(self: Matcher, tokens: Any) -> None:
+        pushed(self, tokens)
+        if ord("!") in tokens:
+            self._matcher.consume_token(ord("?"))  # which is not permitted: the matcher gives up
+
+    monkeypatch.setattr(Matcher, "push", push)
+    forms = [Structured(regex=pattern) for pattern in ("ab!{8}", "ab{8}")]
+    params = [SamplingParams(structured=form, max_tokens=20) for form in forms]
+    broken, fine = llm.generate(["Tide", "Tide"], params)
+    assert (broken.text, broken.finish_reason) == ("ab!", "error")
+    assert (fine.text, fine.finish_reason) == ("abbbbbbbb", "stop")
+    assert llm.constraint_stats().masks >= 14 and llm.constraint_stats().seconds > 0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast.text.reader import AnswerReader, Part
 from holdfast.text.tools import (
     BareJson,
+    ListedJson,
     Pythonic,
     Sections,
     TaggedJson,
@@ -86,6 +87,19 @@ ANSWERS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = {
         '{"name": "add", "parameters": {"a": 1.5, "b": -2}}',
         "",
         [WEATHER, ADD],
+    ),
+    "a list": (
+        ListedJson("TOOLCALL"),
+        '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Bergen", "days": 3}}, '
+        '{"name": "add", "arguments": {"a": 1.5, "b": -2}}]</TOOLCALL>',
+        "",
+        [WEATHER, ADD],
+    ),
+    "a list with something else": (
+        ListedJson("TOOLCALL"),
+        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL>',
+        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL>',
+        [],
     ),
     "no call": (TaggedJson(), "The tide < 3 m.\n<tool is a word. ", "The tide < 3 m.\n<tool is a word. ", []),
     "broken": (TaggedJson(), "<tool_call>{oops</tool_call> well", "<tool_call>{oops</tool_call>well", []),
@@ -175,6 +189,8 @@ def test_white_space_of_a_plain_answer_stays() -> None:
         ("{{ tools }}<|tool_calls_section_begin|>", (), Sections),
         ("List of tools: {{ tools }}", ("<|tool_call_start|>",), Pythonic),
         ('{{ tools }}{"name": .., "parameters": ..}', (), BareJson),
+        ("{{ tools }}<TOOLCALL>[..]</TOOLCALL>", (), ListedJson),
+        ("{{ tools }} call them somehow", (), None),
     ],
 )
 def test_the_format_is_the_templates(template: str, tokens: Sequence[str], kind: type | None) -> None:

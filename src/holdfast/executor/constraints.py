@@ -55,15 +55,20 @@ class Constraints:
         began = time.perf_counter()
         places: list[int] = []
         permitted: list[bytes] = []
+        failed: list[Row] = []
         for begin, lane in zip(lanes.choices.begins, lanes.choices.choosers, strict=True):
             work = lanes.work[lane]
             if row := self._rows.get(work.row):
+                if row.matcher.failed:
+                    failed.append(work.row)
                 for place, mask in row.matcher.permitted(row.drafts[: work.window.drafts], row.parents):
                     places.append(begin + place)
                     permitted.append(mask)
         self.stats.count(masks=len(places), seconds=time.perf_counter() - began)
         bits = np.frombuffer(b"".join(permitted), np.uint8).reshape(len(places), -1)
-        return Masks(to_device(places, self._device), to_device(bits, self._device, torch.uint8))
+        return Masks(
+            to_device(places, self._device), to_device(bits, self._device, torch.uint8), frozenset(failed)
+        )
 
     def launched(self, step: InFlight) -> None:
         """A step with masks."""

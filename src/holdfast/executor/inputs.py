@@ -107,7 +107,7 @@ class Inputs:
 
     def __init__(self, limits: Limits, device: torch.device, shapes: Sequence[Shape] = ()) -> None:
         self._max_window = limits.max_window
-        self._shapes = sorted(shapes, key=lambda shape: (shape.lanes, shape.window))
+        self.shapes = sorted(shapes, key=lambda shape: (shape.lanes, shape.window))
         lanes = max([limits.max_num_seqs, *(shape.lanes for shape in shapes)])
         tokens = max(limits.max_num_batched_tokens, lanes * limits.max_window)
         chosen = lanes * limits.max_window
@@ -171,9 +171,7 @@ class Inputs:
         )
 
     def _shape(self, lanes: int, window: int) -> Shape | None:
-        return next(
-            (shape for shape in self._shapes if shape.lanes >= lanes and shape.window >= window), None
-        )
+        return next((shape for shape in self.shapes if shape.lanes >= lanes and shape.window >= window), None)
 
     def _passes(self, export: Grant, work: Sequence[RowWork]) -> bool:
         """Only runs export."""

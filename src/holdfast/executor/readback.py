@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
@@ -33,11 +34,6 @@ class Fetch:
             self._done = torch.cuda.Event()
             self._done.record()
 
-    @property
-    def on_the_way(self) -> bool:
-        """False: it was there when it was asked for, as on a CPU."""
-        return self._done is not None
-
     def wait(self) -> tuple[Tensor, ...]:
         if self._done is not None:
             self._done.synchronize()
@@ -50,16 +46,36 @@ def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
     return torch.cat((*lanes, verified.accepted, verified.proposed, chosen))
 
 
+class Mark:
+    """A moment among the device's work. By the device's own clock, if it has one: the host may look late, and would
+    then take one step for longer and the next for shorter than they are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self._time = time.perf_counter()
+
+    def since(self, earlier: Mark) -> float:
+        """Seconds. Waits for this one."""
+        if self._event is None or earlier._event is None:
+            return self._time - earlier._time
+        self._event.synchronize()
+        return earlier._event.elapsed_time(self._event) / 1e3
+
+
 class Laps:
-    """What each step adds to the time that all steps take: from its launch, or from the end of the step before if
-    that was later."""
+    """What each step adds to the time that all steps take: since the step before, or since its own beginning if
+    nobody was running by then. To make the drafts that it verifies is part of it."""
 
     def __init__(self) -> None:
-        self._ended = 0.0
+        self._before: Mark | None = None
 
-    def lap(self, launched: float, ended: float) -> float:
-        begun, self._ended = max(launched, self._ended), ended
-        return ended - begun
+    def lap(self, begun: Mark, ended: Mark, *, alone: bool) -> float:
+        before = begun if alone or self._before is None else self._before
+        self._before = ended
+        return ended.since(before)
 
 
 class LaneChose(NamedTuple):
@@ -79,18 +95,19 @@ class InFlight:
     prompt_scores: PromptScores | None
     grants: dict[int, Grant]
     """What the device held when the step was launched, by row."""
-    launched: float
-    returned: float
-    """When the launch was over, and the step as well if the device does not run by itself."""
+    begun: Mark
+    ended: Mark
+    """When its tokens were chosen. What is drafted then belongs to the next step."""
     laps: Laps
     inspection: Inspection | None = None
     drafts: Fetch | None = None
     """Made for the next step, where the host must know them: tokens, and parents if they branch."""
+    failed: frozenset[Row] = frozenset()
+    """Rows whose answers lost their form."""
 
     def result(self) -> StepResult:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
-        ended = time.perf_counter() if self.report.on_the_way else self.returned
         work = self.lanes.work
         kept, made = (
             [slice(0)] * len(work),
@@ -113,12 +130,13 @@ class InFlight:
                     base=base[lane],
                     window=work.window,
                     proposed=made[lane],
+                    failed=work.row in self.failed,
                 )
                 for lane, work in enumerate(work)
             ),
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
-            seconds=self.laps.lap(self.launched, ended),
+            seconds=self._seconds(),
             findings=self.inspection.findings() if self.inspection else (),
         )
 
@@ -146,6 +164,10 @@ class InFlight:
         choices = self.lanes.choices
         at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
         return zip(choices.choosers, choices.begins, at, strict=True)
+
+    def _seconds(self) -> float:
+        alone = len(self.plan.starts) == len(self.plan.work)
+        return self.laps.lap(self.begun, self.ended, alone=alone)
 
     def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,11 +21,12 @@ from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
 from ..spec.ensemble import Ensemble
+from .backlog import Backlog
 from .constraints import Constraints
 from .graphs import Graphs
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
-from .readback import Fetch, InFlight, Laps, report
+from .readback import Fetch, InFlight, Laps, Mark, report
 from .recomputation import Recomputation
 from .sampler import Chosen, Masks, Needs, Sampler
 from .speculation import Drafted, Speculation
@@ -47,6 +47,10 @@ class Ended:
     report: Tensor
 
 
+RECORDED = (Needs(), Needs(draws=True), Needs(draws=True, truncates=True))
+"""What lanes may ask for together and a recorded step gives."""
+
+
 class Runner:
     """shapes: those of uniform steps, and depths: the numbers of drafts they may propose. `record` records them all,
     so that nothing is new when the depth changes."""
@@ -62,7 +66,7 @@ class Runner:
         depths: Sequence[int] = (0,),
         grammars: Grammars | None = None,
     ) -> None:
-        self.ensemble, self.model = ensemble, ensemble.model
+        self.ensemble, self.model, self.device = ensemble, ensemble.model, device
         self.state = StatePool(ensemble.state_specs(), limits, device, self.model.ops)
         self.kv = KVPool(ensemble.kv_specs(), limits, device)
         self.tables = RowTables(limits, device)
@@ -73,6 +77,9 @@ class Runner:
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
+        self.backlog = Backlog(
+            ensemble.drafter if 0 in depths and sanitizer == "off" else None, limits, device
+        )
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -93,28 +100,35 @@ class Runner:
 
     def _record(self, shape: Shape) -> None:
         lanes, greedy = self.inputs.padding(shape), Needs()
-        self.graphs.record(("pass", shape), lambda: self._pass(lanes))
-        passed = self.graphs.run(("pass", shape), lambda: self._pass(lanes))
-        self.graphs.record(("end", shape, greedy), lambda: self._end(passed, lanes, greedy))
+        for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
+            key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
+            self.graphs.record(key, work)
+            passed = self.graphs.run(key, work)
+            for needs in RECORDED:
+                self.graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
             for depth in sorted({*self.depths} - {0}, reverse=True):
                 self.graphs.record(
                     ("draft", shape.lanes, depth, greedy), partial(self._draft, lanes, greedy, depth)
                 )
+        if self.backlog.most and shape.window == 1:
+            behind = self.backlog.on_device(shape.lanes, turn=0)
+            self.graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
-        launched = time.perf_counter()
-        self._apply(plan)
+        begun = Mark(self.device)
         lanes = self.inputs.fill(plan)
+        absorbs = self._absorbs(plan, lanes)  # before pages are given to others
+        self._apply(plan)
         needs = self.sampler.needs(lanes)
-        passed = self.graphs.run(("pass", lanes.shape), lambda: self._pass(lanes))
+        passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
         masks = self.constraints.masks(lanes) if needs.constrained else None
         ended = self.graphs.run(
-            ("end", lanes.shape, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
+            ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
-        fetched = Fetch(ended.report)  # the host need not wait for drafts
+        fetched, done = Fetch(ended.report), Mark(self.device)  # the host need not wait for drafts
         drafted = None
         if plan.propose:
             drafted = self.graphs.run(
@@ -129,20 +143,39 @@ class Runner:
             chosen=ended.chosen,
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
-            launched=launched,
-            returned=time.perf_counter(),
+            begun=begun,
+            ended=done,
             laps=self._laps,
             inspection=inspection,
             drafts=drafted.fetch() if needs.constrained and drafted else None,
+            failed=masks.failed if masks else frozenset(),
         )
         if needs.constrained:
             self.constraints.launched(step)
         return step
 
-    def _pass(self, lanes: Lanes) -> Passed:
+    def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
+        """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
+        adds to it."""
+        backlog, rows = self.backlog, [work.row for work in lanes.work]
+        grows = backlog.may_grow(plan, lanes)
+        if backlog.tokens and not (grows and backlog.holds(rows)):
+            size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
+            behind = backlog.on_device(size or len(backlog.rows), plan.step)
+            most = backlog.most if size else backlog.tokens
+            self.graphs.run(("catch up", size), lambda: self._catch_up(*behind, most))
+            backlog.clear()
+        if grows:
+            backlog.grow(rows)
+        return not grows
+
+    def _catch_up(self, rows: Tensor, counts: Tensor, most: int) -> None:
+        self.speculation.catch_up(rows, counts, most, self.state, self.kv)
+
+    def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        hidden = self.ensemble(batch)
+        hidden = self.ensemble(batch, absorbs)
         chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
         return Passed(batch, hidden, self.model.logits(chosen))
 

@@ -54,6 +54,8 @@ class Masks:
 
     places: Tensor
     permitted: Tensor
+    failed: frozenset[Row] = frozenset()
+    """Rows whose form could not be followed any further."""
 
 
 class Sampler:

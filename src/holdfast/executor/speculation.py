@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..layers.batch import Batch
 from ..memory.kv_pool import KVPool
 from ..memory.state_pool import StatePool
 from ..ops.acceptance.reference import Verified
@@ -45,6 +46,14 @@ class Speculation:
         return self._ops.accept(
             lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
         )
+
+    def catch_up(self, rows: Tensor, counts: Tensor, most: int, state: StatePool, kv: KVPool) -> None:
+        """The drafter absorbs the last `counts` tokens of each row, `most` at most."""
+        assert self.drafter is not None
+        step = state.look_back(rows=rows, counts=counts, most=most)
+        places = step.places_of(len(rows) * most)
+        tokens, positions = self._tables.tokens[places], places[1]
+        self.drafter.catch_up(Batch(tokens=tokens, positions=positions, step=step, state=state, kv=kv))
 
     def propose(
         self,

@@ -59,6 +59,12 @@ class ConvSpec:
     width: int
     dtype: torch.dtype
     sharded: bool = True
+    longer: int = 0
+    """Places of the ring beyond those that windows need."""
+
+    def places(self, max_window: int) -> int:
+        """Of the ring."""
+        return ring_capacity(self.width, max_window) + self.longer
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,7 @@ class StateSpec:
 
     def row_bytes(self, journal_capacity: int, max_window: int) -> int:
         """Journal and rings of one running request."""
-        rings = sum(
-            ring_capacity(c.width, max_window) * c.channels * c.dtype.itemsize for c in self.conv.values()
-        )
+        rings = sum(c.places(max_window) * c.channels * c.dtype.itemsize for c in self.conv.values())
         return rings + journal_capacity * sum(e.nbytes for e in self.entry.values())
 
 

@@ -139,6 +139,29 @@ class StatePool:
             token_places=(row, position),
         )
 
+    def look_back(self, *, rows: Tensor, counts: Tensor, most: int) -> StateStep:
+        """Once more at the last `counts` tokens of each row, `most` at most. No cursor moves, and nothing that is
+        recurrent may absorb them again."""
+        stood = self.ops.begin(self.cursors, rows, counts, num_windows=len(rows), grid=NEVER)
+        position, place = stood.position - counts, torch.arange(most, device=rows.device)
+        exists = place < counts[:, None]
+        where = (rows[:, None] * exists, (position[:, None] + place) * exists)
+        return StateStep(
+            rows=rows,
+            counts=counts,
+            offsets=torch.arange(0, (len(rows) + 1) * most, most, device=rows.device),
+            position=position,
+            base=stood.base,
+            read_slot=stood.read_slot,
+            end_base=stood.base,
+            write_slot=stood.write_slot,
+            num_windows=len(rows),
+            longest_window=most,
+            window_tokens=len(rows) * most,
+            grid=self.grid,
+            token_places=(where[0].flatten(), where[1].flatten()),
+        )
+
     def compact(self, *, step: StateStep, path: Tensor, accepted: Tensor) -> None:
         """Tree windows: the entries of the accepted nodes move to the positions they now hold.
 
@@ -196,7 +219,7 @@ def _allocate(spec: StateSpec, limits: Limits, device: torch.device) -> LayerSta
     def conv(c: ConvSpec) -> ConvState:
         return ConvState(
             saved=torch.zeros(slots, c.width - 1, c.channels, dtype=c.dtype, device=device),
-            ring=torch.zeros(rows, limits.ring_capacity(c.width), c.channels, dtype=c.dtype, device=device),
+            ring=torch.zeros(rows, c.places(limits.max_window), c.channels, dtype=c.dtype, device=device),
         )
 
     temporal = None

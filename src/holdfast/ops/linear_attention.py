@@ -7,11 +7,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
+NOTHING = 1e-34
+"""A decay that leaves less leaves 0: no product with it would be seen beside a number of the usual size."""
+
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """[.., L, H] -> the whole decay [.., 1, H], and each place's since it was written [.., L, H]."""
-    total, since = distances(log_decay)
-    return total.exp(), since.exp()
+    found = decay_of(_sums(log_decay))
+    return found[..., :1, :], found[..., 1:, :]
+
+
+def decay_of(log_decay: Tensor) -> Tensor:
+    """exp, and 0 where next to nothing is left: with numbers too small to be normal, processors take many times as
+    long."""
+    return torch.threshold_(log_decay.exp(), NOTHING, 0.0)
 
 
 def distances(log_decay: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,8 +28,12 @@ def distances(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 
     Only sums of numbers of one sign: a difference of cumulative sums would lose the small ones.
     """
-    found = _later(log_decay.shape[-2], log_decay.device) @ log_decay
+    found = _sums(log_decay)
     return found[..., :1, :], found[..., 1:, :]
+
+
+def _sums(log_decay: Tensor) -> Tensor:
+    return _later(log_decay.shape[-2], log_decay.device) @ log_decay
 
 
 @cache
@@ -34,7 +47,7 @@ def window_decays(log_decay: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
     """Of tokens [N, T, H] that see one another so: each one's decay since the window began [N, H, T, 1], its own
     included, and from token s to t [N, H, t, s], zero where t does not see s."""
     if log_decay.shape[1] == 1:
-        return log_decay.exp().transpose(1, 2)[..., None], torch.ones(1, 1, device=log_decay.device)
+        return decay_of(log_decay).transpose(1, 2)[..., None], torch.ones(1, 1, device=log_decay.device)
     sees = sees.expand(len(log_decay), -1, -1)[..., None]
     total, between = decays(torch.where(sees, log_decay[:, None], 0.0))
     return total.permute(0, 3, 1, 2), torch.where(sees, between, 0.0).permute(0, 3, 1, 2)
@@ -45,7 +58,9 @@ def pairwise_decay(log_decay: Tensor) -> Tensor:
     size = log_decay.shape[-1]
     steps = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
     sums = torch.where(steps, log_decay[..., None], 0.0).cumsum(-2)
-    return torch.where(steps | torch.eye(size, dtype=torch.bool, device=log_decay.device), sums.exp(), 0.0)
+    return torch.where(
+        steps | torch.eye(size, dtype=torch.bool, device=log_decay.device), decay_of(sums), 0.0
+    )
 
 
 def per_head(x: Tensor, heads: int, dim: int = 1) -> Tensor:

@@ -7,7 +7,7 @@ tell the watch, if there is one. So whoever watches sees the very indices that w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -58,13 +58,27 @@ class Cells:
     count: int
     where: Tensor
     empty: Tensor | None = None
+    _by_head: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict, compare=False, repr=False)
 
     def read(self, ring: Tensor) -> Tensor:
-        """[N, count, ...], zero where a place is empty"""
-        found = ring.flatten(0, 1).index_select(0, self.where)
-        if self.empty is not None:
-            found.index_fill_(0, self.empty, 0)
-        return found.unflatten(0, (len(self.rows), self.count))
+        """[N, count, ...], zero where a place is empty. Of what has heads, a head's tokens lie side by side in
+        memory: products over them would have to copy any other order."""
+        lanes, heads = self.rows.shape[0], ring.shape[2]
+        if ring.dim() == 3:
+            return _gather(ring.flatten(0, 1), self.where, self.empty).view(lanes, self.count, heads)
+        if heads not in self._by_head:
+            self._by_head[heads] = self._each_head(heads)
+        found = _gather(ring.flatten(0, 2), *self._by_head[heads])
+        return found.view(lanes, heads, self.count, *ring.shape[3:]).transpose(1, 2)
+
+    def _each_head(self, heads: int) -> tuple[Tensor, Tensor | None]:
+        """`where` and `empty`, head after head of each row."""
+        head = torch.arange(heads, device=self.where.device)[:, None]
+        where = self.where.view(self.rows.shape[0], 1, self.count) * heads + head
+        if self.empty is None:
+            return where.flatten(), None
+        lane, token = self.empty // self.count, self.empty % self.count
+        return where.flatten(), ((lane * heads + head) * self.count + token).flatten()
 
     def write(self, ring: Tensor, values: Tensor) -> None:
         """values [N * count, ...]"""
@@ -119,6 +133,11 @@ class Transfer:
     def apply(self, stored: Tensor) -> None:
         flat = stored.flatten(0, 1)
         flat[self.put] = flat[self.taken]
+
+
+def _gather(held: Tensor, where: Tensor, empty: Tensor | None) -> Tensor:
+    found = held.index_select(0, where)
+    return found if empty is None else found.index_fill_(0, empty, 0)
 
 
 def _consecutive(ids: Tensor) -> slice | None:

@@ -430,7 +430,7 @@ class Scheduler:
             request.tokens.append(token)
             if reason := finish_reason(request, self._limits.max_model_len):
                 self._finish_row(seat)
-                self._end(request, reason)
+                self._end(request, FinishReason.ERROR if result.failed else reason)
                 break
         if result.logprobs:
             request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]

@@ -11,7 +11,9 @@ ENOUGH = 2
 WEIGHT = 0.1
 """Of the newest step."""
 OUTLIER = 1.2
-"""A step that took so many times as long as it should counts as if it had taken that."""
+"""A step that took so many times as long as it should counts as if it had taken that,"""
+IN_A_ROW = 3
+"""unless it is one of so many: then what was believed before was wrong."""
 FADING, MOST_FADED = 1 / 20_000, 0.3
 """A time is taken to be so much shorter for each step since it was measured, and at most: what was a mishap is tried
 once more, some day."""
@@ -27,6 +29,8 @@ class Cell:
     last: int
     """Of all steps that were learned from, the last of this kind."""
     steps: int = 1
+    outliers: int = 0
+    """In a row, the last ones."""
 
 
 class StepCosts:
@@ -50,6 +54,10 @@ class StepCosts:
             return
         further = context - cell.context
         expected = cell.seconds + self.per_token * further
+        cell.outliers = cell.outliers + 1 if seconds > OUTLIER * expected else 0
+        if cell.outliers >= IN_A_ROW:
+            cell.seconds, cell.context, cell.outliers = seconds, context, 0
+            return
         seconds = min(seconds, OUTLIER * expected)
         keep = 1 - WEIGHT / 10
         self._together = keep * self._together + further * (seconds - cell.seconds)

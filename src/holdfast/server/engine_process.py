@@ -180,6 +180,7 @@ def engine_stats(engine: Engine) -> EngineStats:
         cache=scheduler.cache_stats(),
         findings=engine.findings,
         speculation=scheduler.speculation_stats(),
+        constraints=engine.constraint_stats,
     )
 
 

@@ -72,7 +72,10 @@ class Turn:
         tools = _offered(asked)
         calls = tokenizer.tool_format if tokenizer and tools else None
         if tools and calls is None:
-            raise ApiError(400, "tools: the model's chat template does not take any", param="tools")
+            unknown = (
+                "the model's chat template takes none, or has calls written in a way that is not known here"
+            )
+            raise ApiError(400, f"tools: {unknown}", param="tools")
         form = asked_form(asked)
         several = asked.parallel_tool_calls is not False
         if (called := _must_call(asked, tools)) and calls and tokenizer:

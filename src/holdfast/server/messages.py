@@ -9,7 +9,15 @@ import msgspec
 
 from ..cache import CacheStats
 from ..config import EngineConfig, Limits
-from ..request import FinishReason, Metrics, Request, SamplingParams, SpeculationStats, TokenLogprob
+from ..request import (
+    ConstraintStats,
+    FinishReason,
+    Metrics,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprob,
+)
 from ..scheduler.scheduler import Counters
 from ..scheduler.watch import LiveRequest
 
@@ -109,6 +117,7 @@ class EngineStats(msgspec.Struct):
     cache: CacheStats
     findings: int
     speculation: SpeculationStats
+    constraints: ConstraintStats = msgspec.field(default_factory=ConstraintStats)
     live: list[LiveRequest] = []
     """If they were asked for."""
 

@@ -115,6 +115,10 @@ class Metrics:
         yield _counter("steps", "steps of the engine", stats.counters.steps)
         yield _counter("step_tokens", "tokens that steps absorbed", stats.counters.planned_tokens)
         yield _counter("sanitizer_findings", "accesses to state that were not as planned", stats.findings)
+        yield _counter(
+            "structured_masks", "places at which an answer's form was asked", stats.constraints.masks
+        )
+        yield _counter("structured_mask_seconds", "seconds that this took", stats.constraints.seconds)
         yield from _speculation(stats.speculation)
 
     def _counter(self, name: str, told: str, labels: Sequence[str] = ()) -> Counter:

@@ -24,6 +24,8 @@ from ..ops.step import StateStep, Tree
 
 PREFIX = "draft."
 """Of the names of a drafter's layers in the pools."""
+PATIENCE = 64
+"""More steps than adaptive depth waits before it tries whether drafts have become worth their while."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Drafter(nn.Module):
     """Its drafts are trees."""
     reads: tuple[int, ...] = ()
     """Layers of the model, counted from 0, whose output it wants among the features."""
+    patience = 0
+    """Tokens of a row that it need not absorb at once, if it may remember them: none."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -128,6 +132,14 @@ class Drafter(nn.Module):
 
     def absorb(self, batch: Batch, features: Features) -> None:
         """The tokens of a step, after the model: all that a later step may need of them is kept."""
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        """Instead of `absorb`: only what `catch_up` will need."""
+        raise NotImplementedError
+
+    def catch_up(self, batch: Batch) -> None:
+        """Absorb tokens that it remembers."""
+        raise NotImplementedError
 
     @property
     def recordable(self) -> bool:

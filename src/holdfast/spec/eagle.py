@@ -13,17 +13,19 @@ from ..config import ConfigError
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead, EagleThreeHead
 from ..models.base import CausalLM
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .mtp import Previous
 
 
 class Eagle(Drafter):
+    patience = PATIENCE
+
     def __init__(
         self, depth: int, build: Build, head: EagleHead, model: CausalLM, reads: tuple[int, ...]
     ) -> None:
         super().__init__(depth)
         self.head, self.reads = head, reads
-        self.previous = Previous(build, "previous", head.hidden)
+        self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
         self.name_layers()
 
@@ -37,6 +39,12 @@ class Eagle(Drafter):
     def absorb(self, batch: Batch, features: Features) -> None:
         known = self.head.known(features.hidden, features.layers)
         self.head.keep(self._embed(batch.tokens), self.previous(known, batch), batch)
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        self.previous.keep(self.head.known(features.hidden, features.layers), batch)
+
+    def catch_up(self, batch: Batch) -> None:
+        self.head.keep(self._embed(batch.tokens), self.previous.kept(batch), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []

@@ -15,12 +15,13 @@ class Ensemble(nn.Module):
         super().__init__()
         self.model, self.drafter = model, drafter
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The model's hidden states [tokens, hidden]."""
+    def forward(self, batch: Batch, absorbs: bool = True) -> Tensor:
+        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or remembers them."""
         if self.drafter is None:
             return self.model(batch)
         features = Features(*self.model.features(batch, self.drafter.reads))
-        self.drafter.absorb(batch, features)
+        take = self.drafter.absorb if absorbs else self.drafter.remember
+        take(batch, features)
         return features.hidden
 
     @property

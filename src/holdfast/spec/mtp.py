@@ -13,7 +13,7 @@ from ..layers.batch import Batch, Build
 from ..layers.mtp import MTPHead
 from ..memory.spec import ConvSpec, StateSpec
 from ..models.base import CausalLM, Rename, renamer
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 
 
 class Previous(nn.Module):
@@ -22,24 +22,37 @@ class Previous(nn.Module):
 
     shift: Tensor
 
-    def __init__(self, build: Build, name: str, channels: int) -> None:
+    def __init__(self, build: Build, name: str, channels: int, *, longer: int = 0) -> None:
+        """longer: so many more of a row's vectors can be found in it"""
         super().__init__()
         self.name, self.ops, self.dtype = name, build.ops, build.dtype
-        self.state_spec = StateSpec(conv={"hidden": ConvSpec(channels, 2, build.dtype, sharded=False)})
+        kept = ConvSpec(channels, 2, build.dtype, sharded=False, longer=longer)
+        self.state_spec = StateSpec(conv={"hidden": kept})
         with torch.device("cpu"):
             taps = torch.tensor([1.0, 0.0], dtype=build.dtype).repeat(channels, 1)
         self.register_buffer("shift", taps, persistent=False)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        return self.keep(x, batch).to(self.dtype)
+
+    def keep(self, x: Tensor, batch: Batch) -> Tensor:
         pool = batch.state.layers[self.name].conv["hidden"]
-        return self.ops.causal_conv(x, self.shift, None, pool, batch.step).to(self.dtype)
+        return self.ops.causal_conv(x, self.shift, None, pool, batch.step)
+
+    def kept(self, batch: Batch) -> Tensor:
+        """Of tokens that were kept before; none of them is a row's first."""
+        ring = batch.state.layers[self.name].conv["hidden"].ring
+        rows, position = batch.step.places_of(len(batch.tokens))
+        return ring[rows, (position - 1) % ring.shape[1]]
 
 
 class MTP(Drafter):
+    patience = PATIENCE
+
     def __init__(self, depth: int, build: Build, head: MTPHead, model: CausalLM) -> None:
         super().__init__(depth)
         self.head = head
-        self.previous = Previous(build, "previous", head.hidden)
+        self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed, self._logits = (
             model.embeddings,
             model.logits,
@@ -52,6 +65,12 @@ class MTP(Drafter):
 
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        self.previous.keep(features.hidden, batch)
+
+    def catch_up(self, batch: Batch) -> None:
+        self.head.keep(self._embed(batch.tokens), self.previous.kept(batch), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []

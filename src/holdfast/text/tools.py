@@ -110,6 +110,22 @@ class TaggedParameters(TaggedJson):
         return f"{before} text"
 
 
+class ListedJson:
+    """Nemotron and Jamba: one list of {"name": ..., "arguments": {...}} between tags."""
+
+    def __init__(self, tag: str) -> None:
+        self.opening, self.closing = f"<{tag}>", f"</{tag}>"
+        self.marks: tuple[str, ...] = (self.opening, self.closing)
+
+    def read(self, block: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        return _read_json(block, "arguments")
+
+    def grammar(self, tools: Sequence[Tool], mark: Mark, *, several: bool) -> str:
+        more = f'(", " call)~0..{MAX_CALLS - 1}' if several else ""
+        start = f'start: {mark(self.opening)} "[" call {more} "]" {mark(self.closing)}'
+        return f"{start}\ncall: {_call_json(tools, 'arguments')}"
+
+
 class Pythonic:
     """LFM2: a list of calls as Python writes them, between two tokens."""
 
@@ -199,15 +215,17 @@ class BareJson:
 
 
 def tool_format(template: str, is_token: Callable[[str], bool]) -> ToolFormat | None:
-    """What a template teaches, or the vocabulary has tokens for; None if the template does not speak of tools."""
+    """What a template teaches, or the vocabulary has tokens for. None if it does not speak of tools, or in a way that
+    is not known here."""
     if "tools" not in template:
         return None
-    for format in (Sections(), Pythonic()):
+    if "<tool_call>" in template:
+        return TaggedParameters() if "<function=" in template else TaggedJson()
+    known: list[ToolFormat] = [Sections(), Pythonic(), *map(ListedJson, ("TOOLCALL", "tool_calls"))]
+    for format in known:
         if format.opening in template or is_token(format.opening):
             return format
-    if "<tool_call>" in template or is_token("<tool_call>"):
-        return TaggedParameters() if "<function=" in template else TaggedJson()
-    return BareJson()
+    return BareJson() if '"parameters"' in template else None
 
 
 # --- grammars ---
@@ -273,15 +291,24 @@ def _literal(text: str) -> str:
 
 
 def _read_json(text: str, arguments: str) -> list[ToolCall] | None:
-    told = _loaded(text)
-    if told is None or not isinstance(told.get("name"), str):
+    """One call, or a list of them."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    calls = [_told(each, arguments) for each in (told if isinstance(told, list) else [told])]
+    return [call for call in calls if call] if calls and all(calls) else None
+
+
+def _told(told: Any, arguments: str) -> ToolCall | None:
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
         return None
     given = told.get(arguments, told.get("arguments", told.get("parameters", {})))
     if isinstance(given, str):  # some write the object as text
         given = _loaded(given)
     if not isinstance(given, dict):
         return None
-    return [ToolCall(told["name"], json.dumps(given, ensure_ascii=False))]
+    return ToolCall(told["name"], json.dumps(given, ensure_ascii=False))
 
 
 def _loaded(text: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ the others come from the row's ring or from this step's own tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,18 +43,21 @@ def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> Ten
     width = weight.shape[1]
     windows = step.windows
     step = windows.step
-    known = torch.cat((_inputs_before(pool, _before(pool, step, "position")), windows.take(x)), 1)
+    before, fresh = _inputs_before(pool, _before(pool, step, "position")), windows.take(x)
     if len(windows.folding):
         line = _before(pool, step, "end_base", windows.folding)
         pool.store(windows.fold_to, _inputs_before(pool, line))
-    if step.tree is None:
-        result = _convolve(known, weight, len(windows.tokens))
+    if step.tree is None and fresh.shape[1] == 1:
+        result = _sum_of_taps((*before.float().split(1, 1), fresh.float()), weight)
+    elif step.tree is None:
+        result = _convolve(torch.cat((before, fresh), 1), weight, fresh.shape[1])
     else:
+        known = torch.cat((before, fresh), 1)
         source = step.once(("sources", width), lambda: _tree_sources(step, width))
         lanes = torch.arange(len(step.rows), device=x.device)[:, None]
         taps = (known[lanes, source[..., j]].float() * weight[:, j].float() for j in range(width))
         result = sum(taps, torch.zeros((), device=x.device))
-    pool.append(_window_cells(windows, pool.ring.shape[1]), windows.existing_of(windows.take(x)))
+    pool.append(_window_cells(windows, pool.ring.shape[1]), windows.existing_of(fresh))
     return result
 
 
@@ -65,11 +69,17 @@ def _window_cells(windows: Windows, capacity: int) -> Cells:
 
 
 def _convolve(known: Tensor, weight: Tensor, count: int) -> Tensor:
-    """known [.., width - 1 + count, channels] -> [.., count, channels], tap by tap in a fixed order."""
-    known, taps = known.float(), weight.t().float().contiguous()
-    result = known[..., :count, :] * taps[0]
-    for j in range(1, len(taps)):
-        result.addcmul_(known[..., j : j + count, :], taps[j])
+    """known [.., width - 1 + count, channels] -> [.., count, channels]"""
+    known = known.float()
+    return _sum_of_taps([known[..., j : j + count, :] for j in range(weight.shape[1])], weight)
+
+
+def _sum_of_taps(inputs: Sequence[Tensor], weight: Tensor) -> Tensor:
+    """Of what each tap meets, [.., channels]; in a fixed order."""
+    first, *taps = weight.t().float().contiguous().unbind()
+    result = inputs[0] * first
+    for met, tap in zip(inputs[1:], taps, strict=True):
+        result.addcmul_(met, tap)
     return result
 
 
@@ -144,8 +154,12 @@ def _locate(step: StateStep, lanes: Tensor, position: Tensor, width: int, capaci
 def _before(pool: ConvState, step: StateStep, cursor: str, lanes: Tensor | None = None) -> _Before:
     """What is before that cursor of all lanes, or of some."""
     width, capacity = pool.saved.shape[1] + 1, pool.ring.shape[1]
-    chosen = torch.arange(len(step.rows), device=step.rows.device) if lanes is None else lanes
-    return step.once((cursor, width), lambda: _locate(step, chosen, getattr(step, cursor), width, capacity))
+
+    def locate() -> _Before:
+        chosen = torch.arange(len(step.rows), device=step.rows.device) if lanes is None else lanes
+        return _locate(step, chosen, getattr(step, cursor), width, capacity)
+
+    return step.once((cursor, width), locate)
 
 
 def _inputs_before(pool: ConvState, at: _Before) -> Tensor:

@@ -328,13 +328,12 @@ def front_one(
     rows, counts, offsets, position, end_base,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    EARLY: tl.constexpr, BEHIND_FOLDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `front`, for windows of one token, whose triangular system is a number. EARLY: as for `front_token`."""
     if EARLY:
         gdc_launch_dependents()
-        if not BEHIND_FOLDS:
-            gdc_wait()
+        gdc_wait()
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
@@ -350,42 +349,58 @@ def front_one(
         ).to(tl.float32)
         query = tl.load(qk + (token * 2 * H + role) * K + channels)
         key = tl.load(qk + ((token * 2 + 1) * H + role) * K + channels)
-        tl.store(ring + (at % CAP) * (H * K) + channels, key)
+        first = role * GROUP
+        since = _gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
+        gates, strengths = (), ()
         for member in tl.static_range(GROUP):
-            value_head = role * GROUP + member
-            own = tl.load(log_g + token * g_stride + value_head).to(tl.float32)
-            strength = tl.load(beta + token * beta_stride + value_head).to(tl.float32)
-            _coefficients_one(
-                key, query, old, own, strength, row, lane, value_head, at, end, scale,
-                journal_g, old_out, mix_out, HV, JP, CAP,
-            )  # fmt: skip
-    if EARLY and BEHIND_FOLDS:
-        gdc_wait()
+            gates += (tl.load(log_g + token * g_stride + first + member).to(tl.float32),)
+            strengths += (tl.load(beta + token * beta_stride + first + member).to(tl.float32),)
+        tl.store(ring + (at % CAP) * (H * K) + channels, key)
+        _coefficients_one(
+            key, query, old, since, gates, strengths, row, lane, first, at, scale,
+            journal_g, old_out, mix_out, GROUP, HV, JP, CAP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gates_since(
+    journal_g, row, first, at, end,
+    GROUP: tl.constexpr, HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Of each value head from `first` on: the sum of log_g after each held entry [JP], and of them all."""
+    places = tl.arange(0, JP)
+    held = (at - end).to(tl.int32)
+    here = (end % CAP).to(tl.int32) + places
+    found = ()
+    for member in tl.static_range(GROUP):
+        gates = journal_g + row * CAP * HV + first + member
+        after = tl.load(gates + (here + 1) % CAP * HV, mask=places < held - 1, other=0.0)
+        every = tl.load(gates + here % CAP * HV, mask=places < held, other=0.0)
+        found += ((tl.cumsum(after, reverse=True), tl.sum(every)),)
+    return found
 
 
 @triton.jit
 def _coefficients_one(
-    key, query, old, own, strength, row, lane, value_head, at, end, scale, journal_g, old_out, mix_out,
-    HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    key, query, old, since, gates, strengths, row, lane, first, at, scale, journal_g, old_out, mix_out,
+    GROUP: tl.constexpr, HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """What depends on keys and gates alone, for one value head; old [JP, K]: the keys held. Appends the gate."""
+    """What depends on keys and gates alone, for the value heads from `first` on; old [JP, K]: the keys held. Appends
+    the gates. All was loaded before: behind a store, a load would wait for it."""
     places = tl.arange(0, JP)
-    held = (at - end).to(tl.int32)
     key, query = key.to(tl.float32), query.to(tl.float32)
     key_dots, query_dots = tl.sum(old * key[None, :], 1), scale * tl.sum(old * query[None, :], 1)
-    gates = journal_g + row * CAP * HV + value_head
-    mine = lane.to(tl.int64) * HV + value_head
-    after = tl.load(gates + ((end + places + 1) % CAP) * HV, mask=places < held - 1, other=0.0)
-    gate = tl.load(gates + ((end + places) % CAP) * HV, mask=places < held, other=0.0)
-    tl.store(gates + (at % CAP) * HV, own)
-    weight = tl.exp(tl.cumsum(after, reverse=True) + own)
-    tl.store(old_out + mine * 2 * JP + places, weight * key_dots)
-    tl.store(old_out + (mine * 2 + 1) * JP + places, weight * query_dots)
-    decay = tl.exp(tl.sum(gate) + own)
-    tl.store(mix_out + mine * 4, decay)
-    tl.store(mix_out + mine * 4 + 1, scale * decay)
-    tl.store(mix_out + mine * 4 + 2, strength)
-    tl.store(mix_out + mine * 4 + 3, scale * tl.sum(key * query))
+    seen = scale * tl.sum(key * query)
+    for member in tl.static_range(GROUP):
+        own, mine = gates[member], lane.to(tl.int64) * HV + first + member
+        weight, decay = tl.exp(since[member][0] + own), tl.exp(since[member][1] + own)
+        tl.store(journal_g + (row * CAP + at % CAP) * HV + first + member, own)
+        tl.store(old_out + mine * 2 * JP + places, weight * key_dots)
+        tl.store(old_out + (mine * 2 + 1) * JP + places, weight * query_dots)
+        tl.store(mix_out + mine * 4, decay)
+        tl.store(mix_out + mine * 4 + 1, scale * decay)
+        tl.store(mix_out + mine * 4 + 2, strengths[member])
+        tl.store(mix_out + mine * 4 + 3, seen)
 
 
 @triton.jit
@@ -395,13 +410,12 @@ def front_token(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     qkv_stride, a_stride, b_stride, C, beta_scale, scale, eps,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr, BEHIND_FOLDS: tl.constexpr,
+    W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
     `front_one` does. Programs below H take a key head and its gates, the others K channels of the values.
 
-    EARLY: begins while the kernel in front of it still runs. That is `fold_lines`, which writes nothing of this, so
-    that only the end is waited for; or what makes the inputs, so that all else is read before they are there.
+    EARLY: begins while the kernel that makes the inputs still runs; all else is read before they are there.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -420,7 +434,7 @@ def front_token(
     if role >= H:
         mine = (H + role) * K + channels
         past = _past(conv_weight, conv_saved, conv_ring, mine, mine < C, row, at, begin, slot, C, W, RING)
-        if EARLY and not BEHIND_FOLDS:
+        if EARLY:
             gdc_wait()
         value = _convolved(
             past, qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, row, token, at, begin, end, slot, target,
@@ -437,8 +451,22 @@ def front_token(
         ours, theirs, every = role * K + channels, (H + role) * K + channels, channels < K
         past = _past(conv_weight, conv_saved, conv_ring, ours, every, row, at, begin, slot, C, W, RING)
         key_past = _past(conv_weight, conv_saved, conv_ring, theirs, every, row, at, begin, slot, C, W, RING)
-        if EARLY and not BEHIND_FOLDS:
+        first = role * GROUP
+        since = _gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
+        rates, biases = (), ()
+        for member in tl.static_range(GROUP):
+            rates += (-tl.exp(tl.load(a_log + first + member)),)
+            biases += (tl.load(dt_bias + first + member),)
+        if EARLY:
             gdc_wait()
+        gates, strengths = (), ()
+        for member in tl.static_range(GROUP):
+            raw = tl.load(a + token * a_stride + first + member, mask=count > 0, other=0.0).to(tl.float32)
+            written = tl.load(b + token * b_stride + first + member, mask=count > 0, other=0.0).to(tl.float32)
+            raw += biases[member]
+            soft = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
+            gates += (rates[member] * soft,)
+            strengths += (beta_scale * tl.sigmoid(written),)
         query = _convolved(
             past, qkv, conv_weight, conv_saved, conv_ring, ours, every, row, token, at, begin, end, slot, target,
             count, qkv_stride, C, W, RING,
@@ -448,24 +476,14 @@ def front_token(
             target, count, qkv_stride, C, W, RING,
         )  # fmt: skip
         if count > 0:
-            probe, written = _unit(query, eps, kind), _unit(key, eps, kind)
+            probe, kept = _unit(query, eps, kind), _unit(key, eps, kind)
             tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
-            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, written)
-            tl.store(ring + (at % CAP) * (H * K) + channels, written)
-            for member in tl.static_range(GROUP):
-                value_head = role * GROUP + member
-                raw = tl.load(a + token * a_stride + value_head).to(tl.float32) + tl.load(
-                    dt_bias + value_head
-                )
-                soft = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
-                own = -tl.exp(tl.load(a_log + value_head)) * soft
-                strength = beta_scale * tl.sigmoid(tl.load(b + token * b_stride + value_head).to(tl.float32))
-                _coefficients_one(
-                    written, probe, old, own, strength, row, lane, value_head, at, end, scale,
-                    journal_g, old_out, mix_out, HV, JP, CAP,
-                )  # fmt: skip
-    if EARLY and BEHIND_FOLDS:
-        gdc_wait()
+            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, kept)
+            tl.store(ring + (at % CAP) * (H * K) + channels, kept)
+            _coefficients_one(
+                kept, probe, old, since, gates, strengths, row, lane, first, at, scale,
+                journal_g, old_out, mix_out, GROUP, HV, JP, CAP,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -509,22 +527,15 @@ def _convolved(
 
 @triton.jit
 def fold_lines(
-    saved, scales, journal_k, journal_u, journal_g, rows, base, end_base, read_slot, write_slot, lanes,
+    saved, scales, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LP: tl.constexpr, EARLY: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
-    if EARLY:
-        gdc_launch_dependents()
     block, value_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    every = tl.arange(0, LP)
-    real = every < lanes
-    begins, ends = tl.load(base + every, mask=real, other=0), tl.load(end_base + every, mask=real, other=0)
-    folding = ((tl.load(rows + every, mask=real, other=0) > 0) & (ends > begins)).to(tl.int32)
-    number = tl.cumsum(folding)
     values = block * BV + tl.arange(0, BV)
-    for nth in range(mine + 1, tl.sum(folding) + 1, tl.num_programs(2)):
-        lane = tl.sum(tl.where((folding > 0) & (number == nth), every, 0))
+    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
+        lane = tl.load(folds + nth)
         row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
         _fold_lane(
@@ -575,7 +586,7 @@ def main_one(
 ):  # fmt: skip
     """As `main`, for windows of one token. FOLDS: lanes that fold do so here; else `fold_lines` has done it for them.
 
-    EARLY: this begins while the launches before it still run, and reads what they do not write.
+    EARLY: this begins while the launch before it still runs, and reads what that does not write.
     """
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HV: tl.constexpr = H * GROUP
@@ -587,7 +598,7 @@ def main_one(
     values, places = block * BV + tl.arange(0, BV), tl.arange(0, JP)
     folds = (row > 0) & (end > begin)
     if EARLY:  # noqa: SIM102  which is known when this is compiled, and the other is not
-        if (row == 0) | (count == 0) | (folds & (not FOLDS)):
+        if (row == 0) | (count == 0):
             gdc_wait()
     if FOLDS:  # noqa: SIM102
         if folds:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs
-from ..linear_attention import decays, pairwise_decay, per_head, window_decays
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
 from ..rounding import rounded
 
 AXES = ("head", "value", "key")
@@ -36,7 +36,8 @@ class GatedDelta:
 
         total, weights = (x.transpose(1, 2).unsqueeze(2) for x in decays(held["log_g"]))  # [N, HV, 1, 1 or L]
         decay, among = window_decays(log_g, sees)
-        dots = per_head(probes @ held["k"].float().permute(0, 2, 3, 1), heads)
+        keys = held["k"].float().transpose(1, 2).contiguous()  # [N, H, L, K], as the pool gives them
+        dots = per_head(probes @ keys.mT, heads)
         recalled = total * (per_head(probes, heads) @ state.mT) + (weights * dots) @ held["u"].transpose(1, 2)
         k_recalls, q_recalls = recalled.chunk(2, 2)  # [N, HV, T, V], as if the window had not decayed it
         k_dots, q_dots = per_head(probes @ k.mT, heads).chunk(2, 2)
@@ -59,7 +60,7 @@ class GatedDelta:
         blocks = {name: x.float().unflatten(0, (-1, CHUNK)).transpose(1, 2) for name, x in inputs.items()}
         q, k = (per_head(blocks[name], heads) for name in "qk")  # [n, HV, CHUNK, K]
         v, log_g, beta = blocks["v"], blocks["log_g"], blocks["beta"][..., None]
-        decay = log_g.cumsum(-1).exp()[..., None]  # from the block's start, the token's own included
+        decay = decay_of(log_g.cumsum(-1))[..., None]  # from the block's start, the token's own included
         between = pairwise_decay(log_g)  # [n, HV, CHUNK, CHUNK]: from j to i, zero above the diagonal
         system = beta * between * (k @ k.mT)
         known = torch.linalg.solve_triangular(

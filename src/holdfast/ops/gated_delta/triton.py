@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, early, join
+from ..twins.launch import LEAST, beside, early, folds_of, join
 from . import kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -37,13 +37,15 @@ class FoldTiles:
     share: int = 1
 
 
-FOLD = FoldTiles(values=32, warps=2)
+FOLD = FoldTiles(values=32, warps=4)
 WINDOW_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(32, 1, keys=32)}
+DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(128, 1, keys=8)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 FEW_LANES = 32
 """Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
 FEW_TILES = Tiles(values=32, warps=2, keys=32)
+FRONT_WARPS = 2
+"""Of few lanes; one is enough when there are many."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,10 @@ def windows(
     strides = (log_g.stride(0), beta.stride(0), scale)
     absorbed = _absorbed(qk, v, out, pool)
     if step.longest_window <= 1:
-        folds = _fold_lines(pool, step, shape)
+        _fold_lines(pool, step, shape)
         kernels.front_one[(heads, lanes)](
             *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early(v.device),
-            BEHIND_FOLDS=folds, num_warps=1,
+            num_warps=1,
         )  # fmt: skip
         _main_one(qk, v, pool, step, out, scratch, tiles, shape)
         return out
@@ -163,35 +165,32 @@ def decode(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
-    folds = _fold_lines(pool, step, shape)
+    _fold_lines(pool, step, shape)
     kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
         qkv, inputs.a, inputs.b, weights.conv, weights.a_log, weights.dt_bias, conv.saved, conv.ring,
         pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
         step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
-        key_dim**-0.5, eps, **shape, **early(qkv.device), BEHIND_FOLDS=folds, W=weights.conv.shape[1],
-        RING=conv.ring.shape[1], num_warps=1,
+        key_dim**-0.5, eps, **shape, **early(qkv.device), W=weights.conv.shape[1], RING=conv.ring.shape[1],
+        num_warps=FRONT_WARPS if lanes <= FEW_LANES else 1,
     )  # fmt: skip
     _main_one(qk, v, pool, step, out, scratch, tiles, shape)
     return out
 
 
-def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> bool:
-    """With many lanes, those that fold have a launch of their own, or else it would cost the others registers.
-
-    It is then the first of three that overlap. -> has there been one?
-    """
+def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> None:
+    """With many lanes, those that fold have a launch of their own, or else it would cost the others registers. It
+    runs beside `front`."""
     if step.num_windows <= FEW_LANES:
-        return False
-    lanes, (value_heads, _, value_dim) = step.num_windows, pool.saved.shape[1:]
-    programs = FOLD.share * triton.cdiv(lanes, step.grid)
-    kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
-        pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
-        step.rows, step.base, step.end_base, step.read_slot, step.write_slot, lanes,
-        **shape, V=value_dim, BV=FOLD.values, J=step.grid, LP=triton.next_power_of_2(lanes),
-        EARLY=early(pool.saved.device)["EARLY"], num_warps=FOLD.warps,
-    )  # fmt: skip
-    return True
+        return
+    device, (value_heads, _, value_dim) = pool.saved.device, pool.saved.shape[1:]
+    programs = FOLD.share * triton.cdiv(step.num_windows, step.grid)
+    with beside(device):
+        kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
+            pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
+            folds_of(step), step.rows, step.base, step.read_slot, step.write_slot,
+            **shape, V=value_dim, BV=FOLD.values, J=step.grid, num_warps=FOLD.warps,
+        )  # fmt: skip
 
 
 def _main_one(
@@ -206,14 +205,15 @@ def _main_one(
 ) -> None:
     lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
     few = lanes <= FEW_LANES
+    if not few:
+        join(v.device)
     tiles = tiles or (FEW_TILES if few else DECODE_TILES[pool.saved.element_size()])
     kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
         *_absorbed(qk, v, out, pool), scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position,
         step.base, step.end_base, step.read_slot, step.write_slot, v.stride(0),
         **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), J=step.grid,
-        FOLDS=few, **early(v.device),
-        num_warps=tiles.warps,
+        FOLDS=few, **(early(v.device) if few else {"EARLY": False}), num_warps=tiles.warps,
     )  # fmt: skip
 
 

@@ -131,94 +131,77 @@ def _folded(state, decay, keys, adds):
 
 
 @triton.jit
-def main_one(
-    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
-    saved,  # [slots, H, K, V]
-    journal_k, journal_u, journal_g, probes_in, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, lanes, v_stride, beta_stride,
+def fold_lines(
+    saved, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: the others.
-
-    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them.
-    """
-    block, head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channels, values = tl.arange(0, KP), block * BV + tl.arange(0, BV)
+    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
+    block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    channels, values, places = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, JP)
     tile = (channels < K)[:, None] & (values < V)[None, :]
     offset = channels[:, None] * V + values[None, :]
-    if LANES == 0:
-        row, count = tl.load(rows + third).to(tl.int64), tl.load(counts + third)
-        begin, end, at = tl.load(base + third), tl.load(end_base + third), tl.load(position + third)
-        slot, token = tl.load(read_slot + third).to(tl.int64), tl.load(offsets + third).to(tl.int64)
-        wanted = (row > 0) & (count > 0) & (end == begin)
-        state = tl.load(
-            saved + (slot * H + head) * K * V + offset, mask=tile & wanted & (begin > 0), other=0.0
+    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
+        lane = tl.load(folds + nth)
+        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+        slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+        state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0)
+        adds = tl.load(
+            journal_u
+            + (row * CAP * H + head) * V
+            + ((begin + places) % CAP)[:, None] * (H * V)
+            + values[None, :],
+            mask=(places < J)[:, None] & (values < V)[None, :],
+            other=0.0,
         )
-        if not wanted:
-            return
-        _absorb(
-            state.to(tl.float32), third, row, token, at, end, head, channels, values,
-            v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride, H, K, V, JP, CAP,
-        )  # fmt: skip
-    else:
-        some, places = tl.arange(0, LANES), tl.arange(0, JP)
-        real = third * LANES + some < lanes
-        all_rows = tl.load(rows + third * LANES + some, mask=real, other=0)
-        begins = tl.load(base + third * LANES + some, mask=real, other=0)
-        ends = tl.load(end_base + third * LANES + some, mask=real, other=0)
-        folding = (all_rows > 0) & (ends > begins)
-        for i in range(LANES):
-            if tl.sum(tl.where((some == i) & folding, 1, 0)) > 0:
-                lane = third * LANES + i
-                row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
-                end, at, count = tl.load(end_base + lane), tl.load(position + lane), tl.load(counts + lane)
-                token, slot = tl.load(offsets + lane).to(tl.int64), tl.load(read_slot + lane).to(tl.int64)
-                target = tl.load(write_slot + lane).to(tl.int64)
-                state = tl.load(
-                    saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0
-                )
-                adds = tl.load(
-                    journal_u
-                    + (row * CAP * H + head) * V
-                    + ((begin + places) % CAP)[:, None] * (H * V)
-                    + values[None, :],
-                    mask=(places < J)[:, None] & (values < V)[None, :],
-                    other=0.0,
-                )
-                ring = (row * CAP * H + head) * K
-                decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-                state = _folded(state, decay, keys, adds)
-                tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
-                if count > 0:
-                    _absorb(
-                        state.to(tl.float32), lane, row, token, at, end, head, channels, values,
-                        v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride, H, K, V, JP, CAP,
-                    )  # fmt: skip
+        ring = (row * CAP * H + head) * K
+        decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
+        folded = _folded(state, decay, keys, adds)
+        tl.store(saved + (target * H + head) * K * V + offset, folded, mask=tile)
 
 
 @triton.jit
-def _absorb(
-    state, lane, row, token, at, end, head, channels, values,
-    v, beta, out, journal_u, probes_in, old_in, mix_in, v_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+def main_one(
+    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
+    saved,  # [slots, H, K, V]
+    journal_u, probes_in, old_in, mix_in,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """One token of one lane; all loads are asked for before any is waited for."""
-    mine, places, inside, inner = lane.to(tl.int64) * H + head, tl.arange(0, JP), values < V, channels < K
+    """Windows of one token, after `fold_lines`. Parts of KC keys of the state at a time need fewer registers."""
+    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
+    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
+    target = tl.load(write_slot + lane).to(tl.int64)
+    if (row == 0) | (count == 0):
+        return
+    some, places, values = tl.arange(0, KC), tl.arange(0, JP), block * BV + tl.arange(0, BV)
+    inside, mine = values < V, lane.to(tl.int64) * H + head
+    state = saved + (tl.where(end > begin, target, slot) * H + head) * K * V + values[None, :]
     adds = journal_u + (row * CAP * H + head) * V + values
-    key = tl.load(probes_in + mine * 2 * K + channels, mask=inner, other=0.0)
-    query = tl.load(probes_in + (mine * 2 + 1) * K + channels, mask=inner, other=0.0)
     held = tl.load(
-        adds[None, :] + ((end + places) % CAP)[:, None] * (H * V),
-        mask=(places < at - end)[:, None] & inside[None, :],
+        adds[None, :] + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (H * V),
+        mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
         other=0.0,
     )
     to_key = tl.load(old_in + mine * 2 * JP + places)
     to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
     value = tl.load(v + token * v_stride + head * V + values, mask=inside, other=0.0).to(tl.float32)
     strength, seen = tl.load(beta + token * beta_stride + head), tl.load(mix_in + mine * 2 + 1)
-    recalled = tl.sum(state * key[:, None], 0) + tl.sum(to_key[:, None] * held, 0)
-    result = tl.sum(state * query[:, None], 0) + tl.sum(to_query[:, None] * held, 0)
+    of_key, of_query = tl.zeros((KC, BV), tl.float32), tl.zeros((KC, BV), tl.float32)
+    for i in tl.static_range(KP // KC):
+        channels = i * KC + some
+        inner = channels < K
+        known = inner[:, None] & inside[None, :] & (end > 0)
+        numbers = tl.load(state + channels[:, None] * V, mask=known, other=0.0).to(tl.float32)
+        of_key += numbers * tl.load(probes_in + mine * 2 * K + channels, mask=inner, other=0.0)[:, None]
+        of_query += (
+            numbers * tl.load(probes_in + (mine * 2 + 1) * K + channels, mask=inner, other=0.0)[:, None]
+        )
+    recalled = tl.sum(of_key, 0) + tl.sum(to_key[:, None] * held, 0)
+    result = tl.sum(of_query, 0) + tl.sum(to_query[:, None] * held, 0)
     fresh = strength.to(tl.float32) * (value - recalled)
     tl.store(adds + (at % CAP) * (H * V), fresh, mask=inside)
     tl.store(out + (token * H + head) * V + values, result + seen * fresh, mask=inside)

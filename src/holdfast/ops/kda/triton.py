@@ -12,7 +12,18 @@ from torch import Tensor
 from ...config import CHUNK
 from ..places import TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, Exports, RunWindows, append_tails, beside, join, padded, rowwise, tell
+from ..twins.launch import (
+    LEAST,
+    Exports,
+    RunWindows,
+    append_tails,
+    beside,
+    folds_of,
+    join,
+    padded,
+    rowwise,
+    tell,
+)
 from . import kernels
 
 ORDER = ("head", "key", "value")
@@ -30,17 +41,8 @@ class Tiles:
     stages: int = 4
 
 
-@dataclass(frozen=True)
-class FoldTiles:
-    """How single tokens' folds are cut: few lanes fold in a step, so a program looks after several."""
-
-    values: int
-    lanes: int
-    warps: int
-
-
 WINDOWS = Tiles(values=32, warps=1)
-FOLDS = FoldTiles(values=32, lanes=8, warps=2)
+FOLDS = Tiles(values=32, warps=4)
 RUNS = Tiles(values=32, warps=4, stages=1)
 
 
@@ -108,34 +110,39 @@ def _windows(
         "CAP": pool.capacity,
     }  # fmt: skip
     coefficients = (scratch.probes, scratch.old, scratch.mix)
+    single = step.longest_window <= 1
+    if single:  # which is known before anything else
+        folds = (triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))
+        with beside(out.device):
+            kernels.fold_lines[folds](
+                pool.saved, journal["k"], journal["u"], journal["log_g"], folds_of(step),
+                step.rows, step.base, step.read_slot, step.write_slot,
+                **shape, V=value_dim, BV=FOLDS.values, num_warps=FOLDS.warps,
+            )  # fmt: skip
     kernels.front[(heads, lanes)](
         *(inputs[name] for name in ("q", "k", "log_g", "beta")), journal["k"], journal["log_g"], *coefficients,
         *cursors, step.end_base, *(stride[name] for name in ("q", "k", "log_g", "beta")),
-        **shape, TP=_tokens(step), num_warps=2 if step.longest_window <= 1 else 4,
+        **shape, TP=_tokens(step), num_warps=2 if single else 4,
     )  # fmt: skip
     blocks = (triton.cdiv(value_dim, tiles.values), heads, lanes)
-    absorbed = (
-        inputs["v"], inputs["beta"], out, pool.saved, journal["k"], journal["u"], journal["log_g"],
-        *coefficients, *cursors, *slots,
-    )  # fmt: skip
+    given = (inputs["v"], inputs["beta"], out, pool.saved)
     strides = (stride["v"], stride["beta"])
     shape |= {"V": value_dim}
-    if step.longest_window <= 1:
-        with beside(out.device):
-            folds = (triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, FOLDS.lanes))
-            kernels.main_one[folds](
-                *absorbed, lanes, *strides, **shape, BV=FOLDS.values, LANES=FOLDS.lanes, num_warps=FOLDS.warps
-            )
+    if single:
+        join(out.device)
+        del shape["J"]
         kernels.main_one[blocks](
-            *absorbed, lanes, *strides, **shape, BV=tiles.values, LANES=0, num_warps=tiles.warps
-        )
+            *given, journal["u"], *coefficients, *cursors, *slots, *strides,
+            **shape, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), num_warps=tiles.warps,
+        )  # fmt: skip
     else:
+        absorbed = (*given, journal["k"], journal["u"], journal["log_g"], *coefficients, *cursors, *slots)
         shape |= {"TP": _tokens(step), "BV": tiles.values, "BK": tiles.keys}
         launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         with beside(out.device):
             kernels.main[blocks](*absorbed, *strides, **shape, **launch, FOLDS=True)
         kernels.main[blocks](*absorbed, *strides, **shape, **launch, FOLDS=False)
-    join(out.device)
+        join(out.device)
 
 
 def _runs(

@@ -150,7 +150,7 @@ def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
 
 
 def _descending(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """[S, vocab] -> logits from the largest to the smallest, of equal ones the first first; and which they are."""
+    """[S, vocab] -> logits from the largest to the smallest, the first of equal ones first; and which they are."""
     if logits.device.type != "cpu":
         return logits.sort(dim=-1, descending=True, stable=True)
     # numpy sorts integers many times faster than torch sorts numbers: they are a logit's rank, then its place

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from ..journal import Entries, Inputs
-from ..linear_attention import decays, pairwise_decay, per_head, window_decays
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
 from ..rounding import rounded
 
 AXES = ("head", "channel", "state")
@@ -33,7 +33,8 @@ class SSD:
         b, c = (inputs[name].float().transpose(1, 2) for name in "bc")  # [N, G, T, S]
         total, weights = (decay.transpose(1, 2)[:, :, None] for decay in decays(held["log_decay"]))
         decay, among = window_decays(inputs["log_decay"], sees)  # [N, H, T, 1], [N, H, T, T]
-        dots = per_head(c @ held["b"].float().permute(0, 2, 3, 1), heads)  # [N, H, T, L]
+        held_b = held["b"].float().transpose(1, 2).contiguous()  # [N, G, L, S], as the pool gives them
+        dots = per_head(c @ held_b.mT, heads)  # [N, H, T, L]
         recalled = total * (per_head(c, heads) @ state.mT) + (weights * dots) @ _written(held)
         own = (among * per_head(c @ b.mT, heads)) @ _written(inputs)
         fresh = {name: inputs[name] for name in ("x", "b", "dt", "log_decay")}
@@ -51,7 +52,7 @@ class SSD:
         written = _written(blocks)  # [n, H, CHUNK, P]
         log_decay = blocks["log_decay"].transpose(1, 2)
         b, c = (blocks[name].float().transpose(1, 2) for name in "bc")  # [n, G, CHUNK, S]
-        decay = log_decay.cumsum(-1).exp()[..., None]  # from the block's start, the token's own included
+        decay = decay_of(log_decay.cumsum(-1))[..., None]  # from the block's start, the token's own included
         between = pairwise_decay(log_decay)  # [n, H, CHUNK, CHUNK]: from j to i, zero above the diagonal
         inside = (between * per_head(c @ b.mT, heads)) @ written
         added = (written * between[:, :, -1, :, None]).mT @ per_head(b, heads)  # [n, H, P, S]

@@ -42,7 +42,9 @@ USUAL_STATES = 128
 """Tiles are chosen for so many states of a head; programs with more have as many more warps."""
 WINDOWS = Tiles(channels=32, warps=1)
 FOLDS = FoldTiles(channels=32, lanes=8, warps=2)
-RUNS = Tiles(channels=32, warps=4, stages=1)
+RUN_BYTES, RUN_WARPS = 128, 4
+"""Runs multiply with the instructions of whole warp groups, which have been seen to read rows of 64 bytes wrongly, or
+to reach beyond their memory (Triton 3.6 on an H200: 32 channels in bfloat16), and rows of 128 bytes rightly."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def advance(
     out: Tensor,
     *,
     tiles: Tiles = WINDOWS,
-    run_tiles: Tiles = RUNS,
+    run_tiles: Tiles | None = None,
 ) -> Tensor:
     """As `ops.journal.advance` does for SSD; windows are chains. The pool has its axes in ORDER."""
     tell(pool, step, len(x))
@@ -99,6 +101,9 @@ def advance(
         _windows(inputs, pool, step.windows.step, out, tiles)
     if step.num_windows < len(step.rows):
         runs = step.once("runs", lambda: step.lanes(step.num_windows, len(step.rows)))
+        run_tiles = run_tiles or Tiles(RUN_BYTES // x.element_size(), RUN_WARPS, stages=1)
+        if x.is_cuda and run_tiles.warps >= 4 and run_tiles.channels * x.element_size() < RUN_BYTES:
+            raise ValueError(f"{run_tiles} cuts rows of less than {RUN_BYTES} bytes for warp groups")
         _runs(inputs, pool, runs, Exports.of(step), out, run_tiles)
     return out
 

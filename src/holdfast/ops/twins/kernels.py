@@ -21,6 +21,17 @@ def follow(EARLY: tl.constexpr):
 
 
 @triton.jit
+def list_folds(rows, base, end_base, folds, lanes, LP: tl.constexpr):
+    """folds [1 + lanes]: how many lanes fold, and which."""
+    every = tl.arange(0, LP)
+    real = every < lanes
+    begins, ends = tl.load(base + every, mask=real, other=0), tl.load(end_base + every, mask=real, other=0)
+    folding = ((tl.load(rows + every, mask=real, other=0) > 0) & (ends > begins)).to(tl.int32)
+    tl.store(folds + tl.cumsum(folding), every, mask=folding > 0)
+    tl.store(folds, tl.sum(folding))
+
+
+@triton.jit
 def product(a, b):
     """a @ b to float32 accuracy, on matrix units.
 

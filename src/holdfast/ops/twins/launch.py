@@ -65,6 +65,23 @@ def launches_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+# --- windows -----------------------------------------------------------------------------------------------
+
+
+def folds_of(step: StateStep) -> Tensor:
+    """[1 + windows]: how many of them fold, and which."""
+
+    def listed() -> Tensor:
+        folds = torch.empty(1 + step.num_windows, dtype=torch.int32, device=step.rows.device)
+        kernels.list_folds[(1,)](
+            step.rows, step.base, step.end_base, folds, step.num_windows,
+            LP=triton.next_power_of_2(step.num_windows), num_warps=4,
+        )  # fmt: skip
+        return folds
+
+    return step.once("folds", listed)
+
+
 # --- runs --------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,92 @@
+"""While nothing is drafted a drafter only remembers; once it has caught up, its drafts are those of one that never
+fell behind, also for rows that join, leave, are pre-empted or resume from what was published meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.host.restless import Lulls
+from tests.models.conformance import bits, prompts, slow_but
+from tests.reuse.families import Find
+from tests.spec.formats import Target, write_eagle1, write_eagle3, write_mtp
+from tests.spec.spied import Seen, spied
+
+from holdfast import LLM, SamplingParams
+from holdfast.request import RequestOutput
+
+EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=144, page_size=8, fold_every=8, exact=True)
+PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1) for n in (40, 33, 36, 25, 30)]
+GIVEN = [[token % 200 for token in prompt] for prompt in prompts(41, 9, 24, 17, 5)]
+LULL = (3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 2)
+LONG_LULL = (3, *[0] * 40)
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": dict(max_num_batched_tokens=128),
+    "no-overlap": dict(max_num_batched_tokens=128, overlap=False),
+    "short-memory": dict(max_num_batched_tokens=12),
+    "pre-empted": dict(max_num_batched_tokens=20, num_pages=20),
+}
+HEADS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
+    "mtp": lambda model, made: {"method": "mtp"},
+    "eagle1": lambda model, made: _eagle(write_eagle1(Target.of(model), made)),
+    "eagle3": lambda model, made: _eagle(write_eagle3(Target.of(model), made)),
+}
+CASES = [(head, way, lull) for head in HEADS for way in WAYS for lull in (LULL, LONG_LULL)]
+DAILY = [("mtp", "plain", LULL), ("eagle3", "pre-empted", LULL), ("mtp", "short-memory", LONG_LULL)]
+
+
+def _eagle(directory: Path) -> dict[str, Any]:
+    return {"method": "eagle", "model": str(directory)}
+
+
+@pytest.mark.parametrize(("head", "way", "lull"), slow_but(DAILY, CASES))
+def test_drafts_after_a_lull_are_those_without(
+    find: Find, tmp_path: Path, head: str, way: str, lull: tuple[int, ...]
+) -> None:
+    model = write_mtp(find("gated-delta")[0], tmp_path / "model")
+    config = {
+        **HEADS[head](model, tmp_path / "head"),
+        "num_speculative_tokens": 3,
+        "adaptive": {"candidate_steps": [0, 1, 2, 3]},
+    }
+    options = {**EXACT, **WAYS[way], "speculative_config": config}
+    wanted, drafted, always = _served(LLM(model, **options), lull, patient=False)
+    llm = LLM(model, **options)
+    found, seen, took = _served(llm, lull, patient=True)
+    assert bits(found) == bits(wanted) and seen == drafted and len(seen) > 5
+    if way == "pre-empted":
+        assert llm._engine.scheduler.counters.preempted
+    else:
+        assert sum(output.cached_tokens for output in found) > 50
+    assert not always["catch_up"] and took["catch_up"] and took["absorb"] < 0.7 * always["absorb"]
+
+
+def _served(
+    llm: LLM, lull: Sequence[int], *, patient: bool
+) -> tuple[list[RequestOutput], Seen, Counter[str]]:
+    """Answers, and then others that resume inside them."""
+    assert llm._engine.runner.backlog.most > 0
+    if not patient:
+        llm._engine.runner.backlog.most = 0
+    drafter, seen = spied(llm)
+    took = Counter[str]()
+    for verb in ("absorb", "remember", "catch_up"):
+        _count(drafter, verb, took)
+    llm._engine.scheduler._depth = Lulls(lull)
+    first = llm.generate(GIVEN, PARAMS)
+    again = [[*prompt, *output.token_ids[:-3], 7] for prompt, output in zip(GIVEN, first, strict=True)]
+    second = llm.generate(again, PARAMS)
+    return first + second, seen, took
+
+
+def _count(drafter: Any, verb: str, took: Counter[str]) -> None:
+    done = getattr(drafter, verb)
+
+    def counted(*given: Any) -> None:
+        took[verb] += 1
+        done(*given)
+
+    setattr(drafter, verb, counted)
