@@ -54,14 +54,17 @@ class StepCosts:
             return
         further = context - cell.context
         expected = cell.seconds + self.per_token * further
-        cell.outliers = cell.outliers + 1 if seconds > OUTLIER * expected else 0
-        if cell.outliers >= IN_A_ROW:
-            cell.seconds, cell.context, cell.outliers = seconds, context, 0
-            return
-        seconds = min(seconds, OUTLIER * expected)
-        keep = 1 - WEIGHT / 10
-        self._together = keep * self._together + further * (seconds - cell.seconds)
-        self._spread = keep * self._spread + further * further
+        if seconds > OUTLIER * expected:
+            cell.outliers += 1
+            if cell.outliers == IN_A_ROW:
+                cell.seconds, cell.context, cell.outliers = seconds, context, 0
+                return
+            seconds = OUTLIER * expected
+        else:
+            cell.outliers = 0
+            keep = 1 - WEIGHT / 10
+            self._together = keep * self._together + further * (seconds - cell.seconds)
+            self._spread = keep * self._spread + further * further
         cell.seconds += WEIGHT * (seconds - cell.seconds)
         cell.context += WEIGHT * further
 
