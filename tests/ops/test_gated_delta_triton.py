@@ -193,8 +193,9 @@ def decoding(heads: Heads, copies: int, dtype: torch.dtype = torch.float32) -> N
     agree(found.ring.cpu(), conv.ring, 5e-6)
 
 
-def test_a_token_goes_from_projection_to_output() -> None:
-    decoding(Heads(1, 2, 16, 16), 1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+def test_a_token_goes_from_projection_to_output(dtype: torch.dtype) -> None:
+    decoding(Heads(1, 2, 16, 16), 1, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])

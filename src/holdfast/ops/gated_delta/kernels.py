@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..causal_conv.kernels import kept_input
+from ..twins.kernels import follow
 from . import checkpoint_kernels as checkpoints
 
 
@@ -331,9 +330,7 @@ def front_one(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `front`, for windows of one token, whose triangular system is a number. EARLY: as for `front_token`."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    follow(EARLY)
     role, lane = tl.program_id(0), tl.program_id(1)
     HV: tl.constexpr = H * GROUP
     row = tl.load(rows + lane).to(tl.int64)
@@ -350,7 +347,7 @@ def front_one(
         query = tl.load(qk + (token * 2 * H + role) * K + channels)
         key = tl.load(qk + ((token * 2 + 1) * H + role) * K + channels)
         first = role * GROUP
-        since = _gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
+        since = gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
         gates, strengths = (), ()
         for member in tl.static_range(GROUP):
             gates += (tl.load(log_g + token * g_stride + first + member).to(tl.float32),)
@@ -363,7 +360,7 @@ def front_one(
 
 
 @triton.jit
-def _gates_since(
+def gates_since(
     journal_g, row, first, at, end,
     GROUP: tl.constexpr, HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -404,128 +401,6 @@ def _coefficients_one(
 
 
 @triton.jit
-def front_token(
-    qkv, a, b, conv_weight, a_log, dt_bias, conv_saved, conv_ring,
-    journal_k, journal_g, qk_out, v_out, old_out, mix_out,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot,
-    qkv_stride, a_stride, b_stride, C, beta_scale, scale, eps,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
-    `front_one` does. Programs below H take a key head and its gates, the others K channels of the values.
-
-    EARLY: begins while the kernel that makes the inputs still runs; all else is read before they are there.
-    """
-    if EARLY:
-        gdc_launch_dependents()
-    role, lane = tl.program_id(0), tl.program_id(1)
-    HV: tl.constexpr = H * GROUP
-    row = tl.load(rows + lane).to(tl.int64)
-    at, begin, end = tl.load(position + lane), tl.load(base + lane), tl.load(end_base + lane)
-    count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
-    slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-    if row == 0:  # asked when all is on its way: a wait costs more than these loads
-        if EARLY:
-            gdc_wait()
-        return
-    channels, places = tl.arange(0, K), tl.arange(0, JP)
-    kind: tl.constexpr = qk_out.dtype.element_ty
-    if role >= H:
-        mine = (H + role) * K + channels
-        past = _past(conv_weight, conv_saved, conv_ring, mine, mine < C, row, at, begin, slot, C, W, RING)
-        if EARLY:
-            gdc_wait()
-        value = _convolved(
-            past, qkv, conv_weight, conv_saved, conv_ring, mine, mine < C, row, token, at, begin, end, slot, target,
-            count, qkv_stride, C, W, RING,
-        )  # fmt: skip
-        place = token * (C - 2 * H * K) + mine - 2 * H * K
-        tl.store(v_out + place, (value * tl.sigmoid(value)).to(kind), mask=(mine < C) & (count > 0))
-    else:
-        ring = journal_k + (row * CAP * H + role) * K
-        filled = places < (at - end).to(tl.int32)
-        old = tl.load(
-            ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
-        ).to(tl.float32)
-        ours, theirs, every = role * K + channels, (H + role) * K + channels, channels < K
-        past = _past(conv_weight, conv_saved, conv_ring, ours, every, row, at, begin, slot, C, W, RING)
-        key_past = _past(conv_weight, conv_saved, conv_ring, theirs, every, row, at, begin, slot, C, W, RING)
-        first = role * GROUP
-        since = _gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
-        rates, biases = (), ()
-        for member in tl.static_range(GROUP):
-            rates += (-tl.exp(tl.load(a_log + first + member)),)
-            biases += (tl.load(dt_bias + first + member),)
-        if EARLY:
-            gdc_wait()
-        gates, strengths = (), ()
-        for member in tl.static_range(GROUP):
-            raw = tl.load(a + token * a_stride + first + member, mask=count > 0, other=0.0).to(tl.float32)
-            written = tl.load(b + token * b_stride + first + member, mask=count > 0, other=0.0).to(tl.float32)
-            raw += biases[member]
-            soft = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
-            gates += (rates[member] * soft,)
-            strengths += (beta_scale * tl.sigmoid(written),)
-        query = _convolved(
-            past, qkv, conv_weight, conv_saved, conv_ring, ours, every, row, token, at, begin, end, slot, target,
-            count, qkv_stride, C, W, RING,
-        )  # fmt: skip
-        key = _convolved(
-            key_past, qkv, conv_weight, conv_saved, conv_ring, theirs, every, row, token, at, begin, end, slot,
-            target, count, qkv_stride, C, W, RING,
-        )  # fmt: skip
-        if count > 0:
-            probe, kept = _unit(query, eps, kind), _unit(key, eps, kind)
-            tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
-            tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, kept)
-            tl.store(ring + (at % CAP) * (H * K) + channels, kept)
-            _coefficients_one(
-                kept, probe, old, since, gates, strengths, row, lane, first, at, scale,
-                journal_g, old_out, mix_out, GROUP, HV, JP, CAP,
-            )  # fmt: skip
-
-
-@triton.jit
-def _unit(x, eps, kind: tl.constexpr):
-    """silu, then over the length; rounded after either."""
-    active = (x * tl.sigmoid(x)).to(kind).to(tl.float32)
-    return (active * tl.rsqrt(tl.sum(active * active) + eps)).to(kind)
-
-
-@triton.jit
-def _past(
-    weight, saved, ring, channels, inside, row, at, begin, slot, C, W: tl.constexpr, CAP: tl.constexpr
-):  # fmt: skip
-    """What earlier tokens give to the convolution of one, in these channels."""
-    acc = tl.zeros(channels.shape, tl.float32)
-    for j in tl.static_range(W - 1):
-        where = at - (W - 1) + j
-        value = kept_input(saved, ring, row, slot, begin, where, channels, inside, C, W, CAP)
-        acc += value * tl.load(weight + channels * W + j, mask=inside, other=0.0).to(tl.float32)
-    return acc
-
-
-@triton.jit
-def _convolved(
-    acc, x, weight, saved, ring, channels, inside, row, token, at, begin, end, slot, target, count, stride, C,
-    W: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """The convolution of one token, as `ops.causal_conv.kernels.windows` has it, in these channels. acc: its past"""
-    own = tl.load(x + token * stride + channels, mask=inside & (count > 0), other=0.0)
-    acc += own.to(tl.float32) * tl.load(weight + channels * W + W - 1, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        ring + (row * CAP + at % CAP) * C + channels, own.to(ring.dtype.element_ty), mask=inside & (count > 0)
-    )
-    if end > begin:
-        for j in tl.static_range(W - 1):
-            value = kept_input(saved, ring, row, slot, begin, end - (W - 1) + j, channels, inside, C, W, CAP)
-            place = saved + (target * (W - 1) + j) * C + channels
-            tl.store(place, value.to(saved.dtype.element_ty), mask=inside)
-    return acc
-
-
-@triton.jit
 def fold_lines(
     saved, scales, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -538,14 +413,14 @@ def fold_lines(
         lane = tl.load(folds + nth)
         row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-        _fold_lane(
+        fold_lane(
             row, begin, slot, target, value_head, values, values < V,
             saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
         )  # fmt: skip
 
 
 @triton.jit
-def _fold_lane(
+def fold_lane(
     row, begin, slot, target, value_head, values, inside,
     saved, scales, journal_k, journal_u, journal_g,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -578,16 +453,13 @@ def _fold_lane(
 
 @triton.jit
 def main_one(
-    qk, v, out, saved, scales, journal_k, journal_u, journal_g, old_in, mix_in,
+    qk, v, out, saved, scales, journal_u, old_in, mix_in,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    KC: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
-    EARLY: tl.constexpr,
+    KC: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """As `main`, for windows of one token. FOLDS: lanes that fold do so here; else `fold_lines` has done it for them.
-
-    EARLY: this begins while the launch before it still runs, and reads what that does not write.
-    """
+    """As `main`, for windows of one token, after `fold_lines`. The state is taken in parts: with all its numbers in
+    float32 at once, registers would be twice as many, and programs that wait for memory together half as many."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HV: tl.constexpr = H * GROUP
     kind: tl.constexpr = saved.dtype.element_ty
@@ -596,21 +468,10 @@ def main_one(
     slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
     target = tl.load(write_slot + lane).to(tl.int64)
     values, places = block * BV + tl.arange(0, BV), tl.arange(0, JP)
-    folds = (row > 0) & (end > begin)
-    if EARLY:  # noqa: SIM102  which is known when this is compiled, and the other is not
-        if (row == 0) | (count == 0):
-            gdc_wait()
-    if FOLDS:  # noqa: SIM102
-        if folds:
-            _fold_lane(
-                row, begin, slot, target, value_head, values, values < V,
-                saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-            )  # fmt: skip
-            tl.debug_barrier()
     if (row == 0) | (count == 0):
         return
     inside = values < V
-    source = tl.where(folds, target, slot)
+    source = tl.where(end > begin, target, slot)
     parts = checkpoints.load_parts(saved, source, value_head, values, inside & (end > 0), HV, K, V, KC)
     scale = checkpoints.load_scale(scales, source, value_head, values, inside & (end > 0), HV, V, kind)
     adds = journal_u + (row * CAP * HV + value_head) * V + values
@@ -619,8 +480,6 @@ def main_one(
         mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
         other=0.0,
     )
-    if EARLY:
-        gdc_wait()
     head, mine = value_head // GROUP, lane.to(tl.int64) * HV + value_head
     to_key = tl.load(old_in + mine * 2 * JP + places)
     to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
@@ -628,23 +487,13 @@ def main_one(
     decay, by_query = tl.load(mix_in + mine * 4), tl.load(mix_in + mine * 4 + 1)
     strength, seen = tl.load(mix_in + mine * 4 + 2), tl.load(mix_in + mine * 4 + 3)
     key, query = qk + ((token * 2 + 1) * H + head) * K, qk + (token * 2 * H + head) * K
-    of_key, of_query = _recalled_one(parts, scale, key, query, K)
-    recalled = decay * of_key + tl.sum(to_key[:, None] * old_u, 0)
-    result = by_query * of_query + tl.sum(to_query[:, None] * old_u, 0)
+    of_key, of_query = tl.zeros((KC, BV), tl.float32), tl.zeros((KC, BV), tl.float32)
+    for i in tl.static_range(K // KC):
+        some, numbers = i * KC + tl.arange(0, KC), parts[i].to(tl.float32)
+        of_key += numbers * tl.load(key + some).to(tl.float32)[:, None]
+        of_query += numbers * tl.load(query + some).to(tl.float32)[:, None]
+    recalled = decay * scale * tl.sum(of_key, 0) + tl.sum(to_key[:, None] * old_u, 0)
+    result = by_query * scale * tl.sum(of_query, 0) + tl.sum(to_query[:, None] * old_u, 0)
     fresh = strength * (value - recalled)
     tl.store(adds + (at % CAP) * (HV * V), fresh, mask=inside)
     tl.store(out + (token * HV + value_head) * V + values, result + seen * fresh, mask=inside)
-
-
-@triton.jit
-def _recalled_one(parts, scale, key, query, K: tl.constexpr):
-    """What a key and a query recall of a checkpoint, [BV] each. Part by part, since with all its numbers in float32
-    at once registers would be twice as many, and programs that wait for memory at the same time half as many."""
-    KC: tl.constexpr = parts[0].shape[0]
-    some = tl.arange(0, KC)
-    of_key, of_query = tl.zeros(parts[0].shape, tl.float32), tl.zeros(parts[0].shape, tl.float32)
-    for i in tl.static_range(K // KC):
-        numbers = parts[i].to(tl.float32)
-        of_key += numbers * tl.load(key + i * KC + some).to(tl.float32)[:, None]
-        of_query += numbers * tl.load(query + i * KC + some).to(tl.float32)[:, None]
-    return scale * tl.sum(of_key, 0), scale * tl.sum(of_query, 0)

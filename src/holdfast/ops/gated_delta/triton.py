@@ -12,7 +12,7 @@ from torch import Tensor
 from ..places import ConvState, TemporalState
 from ..step import StateStep
 from ..twins.launch import LEAST, beside, early, folds_of, join
-from . import kernels
+from . import kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
 ORDER = ("head", "key", "value")
@@ -41,11 +41,9 @@ FOLD = FoldTiles(values=32, warps=4)
 WINDOW_TILES = Tiles(values=64, warps=2)
 DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(128, 1, keys=8)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
-FEW_LANES = 32
-"""Those that fold do so in the one launch; more channels to a program would not fit into its registers."""
-FEW_TILES = Tiles(values=32, warps=2, keys=32)
-FRONT_WARPS = 2
-"""Of few lanes; one is enough when there are many."""
+FEW_LANES = 16
+"""So many take one launch for everything."""
+FEW_TILES = Tiles(values=32, warps=4)
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def windows(
     cursors = (step.rows, step.counts, step.offsets, step.position)
     prepared = (qk, log_g, beta, pool.journal["k"], pool.journal["log_g"])
     strides = (log_g.stride(0), beta.stride(0), scale)
-    absorbed = _absorbed(qk, v, out, pool)
+    absorbed = (qk, v, out, pool.saved, scales_of(pool), *journal_of(pool))
     if step.longest_window <= 1:
         _fold_lines(pool, step, shape)
         kernels.front_one[(heads, lanes)](
@@ -155,9 +153,7 @@ def decode(
     tokens, channels = qkv.shape
     lanes, values = step.num_windows, value_heads * value_dim
     heads = (channels - values) // 2 // key_dim
-    qk = torch.empty(tokens, 2, heads, key_dim, dtype=qkv.dtype, device=qkv.device)
-    v = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
-    scratch = Scratch.allocate(lanes, value_heads, 1, step.most_held, qkv.device)
+    width = weights.conv.shape[1]
     shape: dict[str, Any] = {
         "H": heads,
         "GROUP": value_heads // heads,
@@ -165,30 +161,41 @@ def decode(
         "JP": max(LEAST, triton.next_power_of_2(step.most_held)),
         "CAP": pool.capacity,
     }
+    conv_shape = {"W": width, "RING": conv.ring.shape[1]}
+    projected = (qkv, inputs.a, inputs.b, weights.conv, weights.a_log, weights.dt_bias, conv.saved, conv.ring)
+    cursors = (step.rows, step.counts, step.offsets, step.position)
+    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
+    numbers = (
+        qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale, key_dim**-0.5, eps
+    )  # fmt: skip
+    if lanes <= FEW_LANES and step.grid >= width - 1:
+        tiles = tiles or FEW_TILES
+        token_kernels.whole_token[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
+            *projected, out, pool.saved, scales_of(pool), *journal_of(pool), *cursors, *slots, *numbers,
+            **shape, **conv_shape, **early(qkv.device), V=value_dim, BV=tiles.values, J=step.grid,
+            num_warps=tiles.warps,
+        )  # fmt: skip
+        return out
+    qk = torch.empty(tokens, 2, heads, key_dim, dtype=qkv.dtype, device=qkv.device)
+    v = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
+    scratch = Scratch.allocate(lanes, value_heads, 1, step.most_held, qkv.device)
     _fold_lines(pool, step, shape)
-    kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
-        qkv, inputs.a, inputs.b, weights.conv, weights.a_log, weights.dt_bias, conv.saved, conv.ring,
-        pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
-        step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
-        step.write_slot, qkv.stride(0), inputs.a.stride(0), inputs.b.stride(0), channels, weights.beta_scale,
-        key_dim**-0.5, eps, **shape, **early(qkv.device), W=weights.conv.shape[1], RING=conv.ring.shape[1],
-        num_warps=FRONT_WARPS if lanes <= FEW_LANES else 1,
+    token_kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
+        *projected, pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
+        *cursors, *slots, *numbers, **shape, **conv_shape, **early(qkv.device), num_warps=1,
     )  # fmt: skip
     _main_one(qk, v, pool, step, out, scratch, tiles, shape)
     return out
 
 
 def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> None:
-    """With many lanes, those that fold have a launch of their own, or else it would cost the others registers. It
-    runs beside `front`."""
-    if step.num_windows <= FEW_LANES:
-        return
-    device, (value_heads, _, value_dim) = pool.saved.device, pool.saved.shape[1:]
+    """Lanes that fold have a launch of their own, or else it would cost the others registers; beside `front`."""
+    folds, (value_heads, _, value_dim) = folds_of(step), pool.saved.shape[1:]
     programs = FOLD.share * triton.cdiv(step.num_windows, step.grid)
-    with beside(device):
+    with beside(pool.saved.device):
         kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
-            pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"],
-            folds_of(step), step.rows, step.base, step.read_slot, step.write_slot,
+            pool.saved, scales_of(pool), *journal_of(pool), folds,
+            step.rows, step.base, step.read_slot, step.write_slot,
             **shape, V=value_dim, BV=FOLD.values, J=step.grid, num_warps=FOLD.warps,
         )  # fmt: skip
 
@@ -204,22 +211,18 @@ def _main_one(
     shape: dict[str, Any],
 ) -> None:
     lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
-    few = lanes <= FEW_LANES
-    if not few:
-        join(v.device)
-    tiles = tiles or (FEW_TILES if few else DECODE_TILES[pool.saved.element_size()])
+    tiles = tiles or DECODE_TILES[pool.saved.element_size()]
+    join(v.device)
     kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
-        *_absorbed(qk, v, out, pool), scratch.old, scratch.mix,
+        qk, v, out, pool.saved, scales_of(pool), pool.journal["u"], scratch.old, scratch.mix,
         step.rows, step.counts, step.offsets, step.position,
         step.base, step.end_base, step.read_slot, step.write_slot, v.stride(0),
-        **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), J=step.grid,
-        FOLDS=few, **(early(v.device) if few else {"EARLY": False}), num_warps=tiles.warps,
+        **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), num_warps=tiles.warps,
     )  # fmt: skip
 
 
-def _absorbed(qk: Tensor, v: Tensor, out: Tensor, pool: TemporalState) -> tuple[Tensor, ...]:
-    journal = pool.journal
-    return (qk, v, out, pool.saved, scales_of(pool), journal["k"], journal["u"], journal["log_g"])
+def journal_of(pool: TemporalState) -> tuple[Tensor, Tensor, Tensor]:
+    return pool.journal["k"], pool.journal["u"], pool.journal["log_g"]
 
 
 def scales_of(pool: TemporalState) -> Tensor:

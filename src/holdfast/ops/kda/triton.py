@@ -112,10 +112,10 @@ def _windows(
     coefficients = (scratch.probes, scratch.old, scratch.mix)
     single = step.longest_window <= 1
     if single:  # which is known before anything else
-        folds = (triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))
+        folds = folds_of(step)
         with beside(out.device):
-            kernels.fold_lines[folds](
-                pool.saved, journal["k"], journal["u"], journal["log_g"], folds_of(step),
+            kernels.fold_lines[(triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))](
+                pool.saved, journal["k"], journal["u"], journal["log_g"], folds,
                 step.rows, step.base, step.read_slot, step.write_slot,
                 **shape, V=value_dim, BV=FOLDS.values, num_warps=FOLDS.warps,
             )  # fmt: skip

@@ -120,94 +120,72 @@ def _folded(state, decay, keys, weight, values):
 
 
 @triton.jit
-def main_one(
-    c, out,  # [tokens, G, S], [tokens, H, P]
-    saved,  # [slots, H, S, P]
-    journal_x, journal_b, journal_dt, journal_g, seen_in, gain_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, lanes, c_stride,
+def fold_lines(
+    saved, journal_x, journal_b, journal_dt, journal_g, folds, rows, base, read_slot, write_slot,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr, LANES: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Windows of one token. LANES > 0: only lanes that fold, so many to a program; 0: the others.
-
-    Few lanes fold in a step. In a launch of their own they cost the others no registers, and run beside them.
-    """
-    block, head, third = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
+    block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     H: tl.constexpr = G * GROUP
-    states, channels = tl.arange(0, SP), block * BP + tl.arange(0, BP)
-    tile = (states < S)[:, None] & (channels < P)[None, :]
-    if LANES == 0:
-        row, count = tl.load(rows + third).to(tl.int64), tl.load(counts + third)
-        begin, end, at = tl.load(base + third), tl.load(end_base + third), tl.load(position + third)
-        slot, token = tl.load(read_slot + third).to(tl.int64), tl.load(offsets + third).to(tl.int64)
-        wanted = (row > 0) & (count > 0) & (end == begin)
-        state = _checkpoint(saved, slot, head, states, channels, tile & wanted & (begin > 0), H, S, P)
-        if not wanted:
-            return
-        _absorb(
-            state.to(tl.float32), third, row, token, at, end, head, states, channels,
-            c, out, journal_x, seen_in, gain_in, c_stride, G, GROUP, S, P, LP, CAP,
-        )  # fmt: skip
-    else:
-        some, places = tl.arange(0, LANES), tl.arange(0, JP)
-        real = third * LANES + some < lanes
-        all_rows = tl.load(rows + third * LANES + some, mask=real, other=0)
-        begins = tl.load(base + third * LANES + some, mask=real, other=0)
-        ends = tl.load(end_base + third * LANES + some, mask=real, other=0)
-        folding = (all_rows > 0) & (ends > begins)
-        for i in range(LANES):
-            if tl.sum(tl.where((some == i) & folding, 1, 0)) > 0:
-                lane = third * LANES + i
-                row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
-                end, at, count = tl.load(end_base + lane), tl.load(position + lane), tl.load(counts + lane)
-                token, slot = tl.load(offsets + lane).to(tl.int64), tl.load(read_slot + lane).to(tl.int64)
-                target = tl.load(write_slot + lane).to(tl.int64)
-                state = _checkpoint(saved, slot, head, states, channels, tile & (begin > 0), H, S, P)
-                place = ((begin + places) % CAP)[:, None]
-                real_place = (places < J)[:, None]
-                keys = tl.load(
-                    journal_b + (row * CAP * G + head // GROUP) * S + place * (G * S) + states[None, :],
-                    mask=real_place & (states < S)[None, :],
-                    other=0.0,
-                )
-                values = tl.load(
-                    journal_x + (row * CAP * H + head) * P + place * (H * P) + channels[None, :],
-                    mask=real_place & (channels < P)[None, :],
-                    other=0.0,
-                )
-                decay, weight = _line(journal_dt, journal_g, row, begin, head, H, J, JP, CAP)
-                state = _folded(state, decay, keys, weight, values)
-                home = saved + (target * H + head) * S * P
-                tl.store(home + states[:, None] * P + channels[None, :], state, mask=tile)
-                if count > 0:
-                    _absorb(
-                        state.to(tl.float32), lane, row, token, at, end, head, states, channels,
-                        c, out, journal_x, seen_in, gain_in, c_stride, G, GROUP, S, P, LP, CAP,
-                    )  # fmt: skip
+    states, channels, places = tl.arange(0, SP), block * BP + tl.arange(0, BP), tl.arange(0, JP)
+    inner, inside, real = (states < S)[None, :], (channels < P)[None, :], (places < J)[:, None]
+    tile = (states < S)[:, None] & inside
+    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
+        lane = tl.load(folds + nth)
+        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+        slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+        state = _checkpoint(saved, slot, head, states, channels, tile & (begin > 0), H, S, P)
+        place = ((begin + places) % CAP)[:, None]
+        ring_b = journal_b + (row * CAP * G + head // GROUP) * S + states[None, :]
+        ring_x = journal_x + (row * CAP * H + head) * P + channels[None, :]
+        keys = tl.load(ring_b + place * (G * S), mask=real & inner, other=0.0)
+        values = tl.load(ring_x + place * (H * P), mask=real & inside, other=0.0)
+        decay, weight = _line(journal_dt, journal_g, row, begin, head, H, J, JP, CAP)
+        folded = _folded(state, decay, keys, weight, values)
+        home = saved + (target * H + head) * S * P
+        tl.store(home + states[:, None] * P + channels[None, :], folded, mask=tile)
 
 
 @triton.jit
-def _absorb(
-    state, lane, row, token, at, end, head, states, channels,
-    c, out, journal_x, seen_in, gain_in, c_stride,
-    G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, P: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
+def main_one(
+    c, out,  # [tokens, G, S], [tokens, H, P]
+    saved,  # [slots, H, S, P]
+    journal_x, seen_in, gain_in,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride,
+    G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
+    P: tl.constexpr, BP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """One token of one lane; all loads are asked for before any is waited for."""
+    """Windows of one token, after `fold_lines`. Parts of SC states at a time need fewer registers."""
+    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     H: tl.constexpr = G * GROUP
-    mine, places = lane.to(tl.int64) * H + head, tl.arange(0, LP)
-    inside = channels < P
-    query = tl.load(c + token * c_stride + (head // GROUP) * S + states, mask=states < S, other=0.0)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
+    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
+    target = tl.load(write_slot + lane).to(tl.int64)
+    if (row == 0) | (count == 0):
+        return
+    some, places, channels = tl.arange(0, SC), tl.arange(0, LP), block * BP + tl.arange(0, BP)
+    inside, mine = channels < P, lane.to(tl.int64) * H + head
+    state = saved + (tl.where(end > begin, target, slot) * H + head) * S * P + channels[None, :]
+    query = c + token * c_stride + (head // GROUP) * S
     values = tl.load(
         journal_x
         + (row * CAP * H + head) * P
-        + ((end + places) % CAP)[:, None] * (H * P)
+        + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (H * P)
         + channels[None, :],
-        mask=(places <= at - end)[:, None] & inside[None, :],
+        mask=(places <= (at - end).to(tl.int32))[:, None] & inside[None, :],
         other=0.0,
     )
     seen, gain = tl.load(seen_in + mine * LP + places), tl.load(gain_in + mine)
-    recalled = gain * tl.sum(state * query.to(tl.float32)[:, None], 0)
-    result = recalled + tl.sum(seen[:, None] * values.to(tl.float32), 0)
+    recalled = tl.zeros((SC, BP), tl.float32)
+    for i in tl.static_range(SP // SC):
+        states = i * SC + some
+        inner = states < S
+        known = inner[:, None] & inside[None, :] & (end > 0)
+        numbers = tl.load(state + states[:, None] * P, mask=known, other=0.0).to(tl.float32)
+        recalled += numbers * tl.load(query + states, mask=inner, other=0.0).to(tl.float32)[:, None]
+    result = gain * tl.sum(recalled, 0) + tl.sum(seen[:, None] * values.to(tl.float32), 0)
     tl.store(out + (token * H + head) * P + channels, result, mask=inside)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...config import CHUNK
 from ..places import TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, Exports, append_tails, beside, join, padded, rowwise, tell
+from ..twins.launch import LEAST, Exports, append_tails, beside, folds_of, join, padded, rowwise, tell
 from . import kernels
 
 ORDER = ("head", "state", "channel")
@@ -29,19 +29,10 @@ class Tiles:
     stages: int = 4
 
 
-@dataclass(frozen=True)
-class FoldTiles:
-    """How single tokens' folds are cut: few lanes fold in a step, so a program looks after several."""
-
-    channels: int
-    lanes: int
-    warps: int
-
-
 USUAL_STATES = 128
 """Tiles are chosen for so many states of a head; programs with more have as many more warps."""
 WINDOWS = Tiles(channels=32, warps=1)
-FOLDS = FoldTiles(channels=32, lanes=8, warps=2)
+FOLDS = Tiles(channels=32, warps=4)
 RUN_BYTES, RUN_WARPS = 128, 4
 """Runs multiply with the instructions of whole warp groups, which have been seen to read rows of 64 bytes wrongly, or
 to reach beyond their memory (Triton 3.6 on an H200: 32 channels in bfloat16), and rows of 128 bytes rightly."""
@@ -127,27 +118,23 @@ def _windows(
     line = {"J": step.grid, "JP": padded(step.grid)}
     deeper = _deeper(states)
     if step.longest_window <= 1:
-        few = min(LEAST, triton.next_power_of_2(group))
+        folds, few = folds_of(step), min(LEAST, triton.next_power_of_2(group))
+        cut: dict[str, Any] = {name: size for name, size in shape.items() if name != "LP"}
+        with beside(out.device):
+            kernels.fold_lines[(triton.cdiv(width, FOLDS.channels), heads, triton.cdiv(lanes, step.grid))](
+                pool.saved, *journal, folds, step.rows, step.base, step.read_slot, step.write_slot,
+                **cut, **line, BP=FOLDS.channels, num_warps=FOLDS.warps * deeper,
+            )  # fmt: skip
         kernels.front_one[(groups * triton.cdiv(group, few), lanes)](
             *inputs.values(), *journal, scratch.seen, scratch.gain, *cursors, step.end_base, *strides,
             **shape, HB=few, PP=padded(width), num_warps=1,
         )  # fmt: skip
-        arguments = (
-            *absorbed, scratch.seen, scratch.gain, *cursors, *slots, lanes, inputs["c"].stride(0)
-        )  # fmt: skip
-        with beside(out.device):
-            folds = (triton.cdiv(width, FOLDS.channels), heads, triton.cdiv(lanes, FOLDS.lanes))
-            kernels.main_one[folds](
-                *arguments,
-                **shape,
-                **line,
-                BP=FOLDS.channels,
-                LANES=FOLDS.lanes,
-                num_warps=FOLDS.warps * deeper,
-            )
+        join(out.device)
         kernels.main_one[blocks](
-            *arguments, **shape, **line, BP=tiles.channels, LANES=0, num_warps=tiles.warps * deeper
-        )
+            inputs["c"], out, pool.saved, journal[0], scratch.seen, scratch.gain, *cursors, *slots,
+            inputs["c"].stride(0), **shape, BP=tiles.channels, SC=min(tiles.states, shape["SP"]),
+            num_warps=tiles.warps * deeper,
+        )  # fmt: skip
     else:
         few = math.gcd(group, 4)
         coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
@@ -162,7 +149,7 @@ def _windows(
         with beside(out.device):
             kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
         kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
-    join(out.device)
+        join(out.device)
 
 
 def _runs(
