@@ -73,7 +73,7 @@ def main() -> None:
     asked = [
         Traffic(batch, _prompts(plain, batch), args.out, args.reps, args.learning) for batch in args.batches
     ]
-    found: dict[str, Any] = {"device": _device(args.device), **vars(args), "rows": []}
+    found: dict[str, Any] = {**vars(args), "device": _device(args.device), "rows": []}
     _progress(f"engine without drafts; {found['device']}")
     for name in args.drafters:
         if time.perf_counter() - BEGUN > args.seconds:

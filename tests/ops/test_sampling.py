@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.ops.sampling.reference import SamplingRows, descending, gumbel, most_likely, sample, truncate
+from holdfast.ops.sampling.reference import (
+    SamplingRows,
+    descending,
+    gumbel,
+    most_likely,
+    permit,
+    sample,
+    truncate,
+)
 
 from .steps import seeded
 
@@ -186,6 +194,20 @@ def test_truncation_keeps_the_right_tokens(request: tuple[Tensor, SamplingRows])
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.zeros(0, VOCAB), rows(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 8, 37, 64])
+def test_what_is_not_permitted_is_out_of_the_question(vocab: int, dtype: torch.dtype) -> None:
+    generator = seeded(vocab)
+    logits = torch.randn(5, vocab, generator=generator).to(dtype)
+    bits = torch.rand(2, -(-vocab // 32) * 32, generator=generator) < 0.5
+    packed = torch.from_numpy(np.packbits(bits.numpy(), axis=1, bitorder="little"))
+    found = permit(logits, torch.tensor([3, 1]), packed)
+    for row, allowed in {3: bits[0], 1: bits[1]}.items():
+        kept = allowed[:vocab]
+        assert torch.equal(found[row][kept], logits[row][kept]) and (found[row][~kept] == -torch.inf).all()
+    assert torch.equal(found[[0, 2, 4]], logits[[0, 2, 4]]), "others are as they were"
 
 
 def few_values(seed: int) -> Tensor:
