@@ -58,6 +58,9 @@ def accept(
     """
     tell, each = drafts.tell, drafts.drafts
     known = (position + counts)[drafts.lane] - each
+    if not drafts.most:
+        table[tell, known], made[tell] = chosen[drafts.first], 0
+        return Verified(torch.zeros_like(each), torch.zeros_like(each), counts)
     by_lane, proposed = drafts.by_lane(chosen), each.minimum(made[tell])
     places = known[:, None] + torch.arange(drafts.most, device=known.device)
     accepted = count_accepted(drafts=table[tell[:, None], places], chosen=by_lane, count=proposed)

@@ -47,9 +47,10 @@ class Committed:
 
 def begin(at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
     """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
-    base, position = at.base[rows], at.base[rows] + at.length[rows]
+    base, length = at.base[rows], at.length[rows]
+    position = base + length
     window = torch.arange(len(rows), device=rows.device) < num_windows
-    after_window = base + grid * (at.length[rows] >= grid)
+    after_window = base + grid * (length >= grid)
     after_run = (position + counts) // grid * grid
     end_base = torch.where(rows > 0, torch.where(window, after_window, after_run), base)
     return Standing(
@@ -64,10 +65,10 @@ def begin(at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: 
 def commit(at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
     """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
     real, folded = rows > 0, stood.end_base > stood.base
-    granted = _granted(at, rows, stood.end_base)
-    passed = (at.grant_slot[rows] > 0) & (at.grant_line[rows] <= stood.end_base)
+    grant_slot, grant_line = at.grant_slot[rows], at.grant_line[rows]
+    passed = (grant_slot > 0) & (grant_line <= stood.end_base)
     position = stood.position + torch.where(real, accepted, 0)
-    used, missed = granted & folded, passed & ~(granted & folded)
+    used = passed & folded & (grant_line == stood.end_base)
 
     def move(cursor: Tensor, value: Tensor) -> None:
         cursor[rows] = torch.where(real, value, cursor[rows])
@@ -75,9 +76,9 @@ def commit(at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Comm
     move(at.read_slot, torch.where(folded, stood.write_slot, stood.read_slot))
     move(at.base, stood.end_base)
     move(at.length, position - stood.end_base)
-    move(at.grant_slot, torch.where(passed, 0, at.grant_slot[rows]))
-    move(at.grant_line, torch.where(passed, 0, at.grant_line[rows]))
-    return Committed(position=position, base=stood.end_base, used=used, missed=missed)
+    move(at.grant_slot, torch.where(passed, 0, grant_slot))
+    move(at.grant_line, torch.where(passed, 0, grant_line))
+    return Committed(position=position, base=stood.end_base, used=used, missed=passed & ~used)
 
 
 def _granted(at: Cursors, rows: Tensor, line: Tensor) -> Tensor:
