@@ -40,8 +40,9 @@ def text(number: int, length: int) -> list[int]:
     return tokens
 
 
-DRAFTERS = ("none", "itself", "another", "ngram", "mtp", "eagle", "eagle_multi", "dflash", "tree")
-"""The model itself is as often right as it may; another, with state, seldom is. Heads are helped."""
+DRAFTERS = ("none", "itself", "another", "ngram", "mtp", "eagle", "eagle_multi", "dflash", "tree", "restless")
+"""The model itself is as often right as it may; another, with state, seldom is. Heads are helped. A restless one is
+asked for another number of drafts in every step, or for none."""
 
 
 def drafters(model: str) -> list[str]:
@@ -56,6 +57,9 @@ def speculation(drafter: str, model: str, fold_every: int) -> dict[str, Any] | N
         levels, nodes = (2, 4) if fold_every == 4 else (3, 7)
         tree = {"num_speculative_tokens": levels, "topk": 2, "num_draft_tokens": nodes}
         return {"method": "eagle", "model": model, **tree}
+    if drafter == "restless":
+        depths = {"candidate_steps": [0, 1, 3]}
+        return {"method": "eagle", "model": model, "num_speculative_tokens": 1, "adaptive": depths}
     asked: dict[str, Any] = {"method": drafter, "num_speculative_tokens": 3}
     if drafter == "ngram":
         return asked | {"prompt_lookup_min": 1}

@@ -45,6 +45,7 @@ DAILY = (
     ("state-space", "tree"),
     ("attention", "dflash"),
     ("attention", "ngram"),
+    ("gated-delta", "restless"),
 )
 """Every model, and every kind of drafter."""
 

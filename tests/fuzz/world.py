@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.host.restless import Restless
 from tests.spec.drafters import correct_drafts, spoil_drafts
 
 from holdfast.config import EngineConfig, SpeculativeConfig, max_window, pages_for
@@ -50,7 +51,7 @@ class Script:
 def begin(model: str, *, exact: bool, spare_pages: int, **options: Any) -> Event:
     """`spare_pages` beside those that one request of full length needs."""
     speculative = options["speculative_config"]
-    window = max_window(SpeculativeConfig.of(speculative).most_drafts if speculative else 0)
+    window = max_window(max(SpeculativeConfig.of(speculative).depths) if speculative else 0)
     pages = pages_for(options["max_model_len"] + window, options["page_size"]) + spare_pages
     return Event("begin", {"model": model, "options": {**options, "exact": exact, "num_pages": pages}})
 
@@ -94,6 +95,8 @@ class World:
             spoil_drafts(self.engine)
         elif speculative:
             correct_drafts(self.engine, self._following)
+        if speculative and "adaptive" in speculative:
+            self.engine.scheduler._depth = Restless(speculative["adaptive"]["candidate_steps"])
         self.cache = self.engine.scheduler._cache
         self.max_model_len = self.engine.capacity.limits.max_model_len
         self.grid = self.engine.capacity.limits.fold_every
