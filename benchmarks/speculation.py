@@ -1,7 +1,8 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --device cuda --json out.json
-    python benchmarks/speculation.py --batches 1,8 --out 48 --reps 2            # on a CPU
+    python benchmarks/speculation.py --json out.json
+    python benchmarks/speculation.py --seconds 190 --drafters mtp eagle3 dflash      # a GPU: under four minutes
+    python benchmarks/speculation.py --device cpu --batches 1,8 --out 48 --reps 2 --learning 2
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens after the first, a second, from the step that
@@ -58,12 +59,15 @@ class Traffic:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batches", default="1,16,64", type=_numbers)
+    there = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if there else "cpu")
+    parser.add_argument("--batches", default="1,16,64" if there else "1,8", type=_numbers)
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
-    parser.add_argument("--out", type=int, default=256, help="tokens of every answer")
-    parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--learning", type=int, default=4, help="runs before, of adaptive depth")
+    parser.add_argument("--out", type=int, default=256 if there else 48, help="tokens of every answer")
+    parser.add_argument("--reps", type=int, default=3 if there else 2)
+    parser.add_argument(
+        "--learning", type=int, default=4 if there else 2, help="runs before, of adaptive depth"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory", default="6GiB")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin with no drafter after so many")
