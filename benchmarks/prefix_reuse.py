@@ -19,6 +19,7 @@ Answers come 16 tokens a step, as from a drafter that is always right.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import time
@@ -221,6 +222,7 @@ def replay(turns: Sequence[Turn], policy: Policy, checkpoints: int, pages: int) 
 
 def compare(name: str, turns: Sequence[Turn], budgets: Sequence[int], pages: int) -> list[dict[str, object]]:
     found = []
+    gc.freeze()  # the trace: otherwise it is looked through for garbage, over and over
     for budget in budgets:
         outcomes = {label: replay(turns, policy, budget, pages) for label, policy in POLICIES.items()}
         usual, ours = outcomes["one state each"], outcomes["holdfast"]

@@ -6,7 +6,8 @@
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens after the first, a second, from the step that
 gives all prompts their first token to the last: medians over --reps, whose kinds take turns. One engine serves all
-depths of a drafter; none is an engine without one. What adaptive depth has to learn it learns in a run before.
+depths of a drafter; none is an engine without one. A server learns once what steps of each kind take; here adaptive
+depth does so in --learning runs before the others, which are not counted.
 
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.
@@ -52,6 +53,7 @@ class Traffic:
     prompts: list[list[int]]
     out: int
     reps: int
+    learning: int
 
 
 def main() -> None:
@@ -61,14 +63,17 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--out", type=int, default=256, help="tokens of every answer")
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--learning", type=int, default=4, help="runs before, of adaptive depth")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory", default="6GiB")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin with no drafter after so many")
     parser.add_argument("--json", type=Path, help="write the numbers here as well, as they come")
     args = parser.parse_args()
     plain = _engine(args)
-    asked = [Traffic(batch, _prompts(plain, batch), args.out, args.reps) for batch in args.batches]
-    found: dict[str, Any] = {"device": _device(args.device), **vars(args), "rows": []}
+    asked = [
+        Traffic(batch, _prompts(plain, batch), args.out, args.reps, args.learning) for batch in args.batches
+    ]
+    found: dict[str, Any] = {**vars(args), "device": _device(args.device), "rows": []}
     _progress(f"engine without drafts; {found['device']}")
     for name in args.drafters:
         if time.perf_counter() - BEGUN > args.seconds:
@@ -125,6 +130,9 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     answers: dict[str, list[tuple[int, ...]]] = {}
     lengths: dict[str, float] = {}
+    for _ in range(traffic.learning):
+        llm._engine.scheduler._depth = adaptive
+        _run(llm, traffic)
     before = _steps(adaptive)
     for rep in range(traffic.reps + 1):
         for kind, (engine, depth) in kinds.items():
@@ -133,7 +141,7 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
             rate, outputs = _run(engine, traffic)
             answers[kind] = [tuple(output.token_ids) for output in outputs]
             lengths[kind] = _accept_length(outputs)
-            if rep:  # the first warms up, and teaches
+            if rep:  # the first warms up
                 rates[kind].append(rate)
     median = {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from .text import WHITE_SPACE, Tokenizer
 
 COMPILED = 256
 """Forms that are kept: services ask for the same ones again and again."""
+MOST_SYMBOLS = 20_000
+"""Of a compiled form. While one is compiled no step is launched: with these bounds, for half a second at most."""
+MOST_PARTS = 256
+"""Of a schema that are tried one by one, to say where it is wrong."""
 
 
 class GrammarError(ValueError):
@@ -48,9 +53,10 @@ class Grammars:
 
     def _narrowed(self, where: str, schema: Any, failed: Any) -> tuple[str, Any]:
         """The innermost part of a schema that fails by itself: the compiler does not say where it was."""
-        root = schema
+        root, tried = schema, 0
         while True:
-            for name, part in _parts(schema):
+            for name, part in islice(_parts(schema), MOST_PARTS - tried):
+                tried += 1
                 alone = part | {key: root[key] for key in ("$defs", "definitions") if key in root}
                 matcher = self._matcher(_grammar(Structured(json=alone), self._tokenizer))
                 if matcher.is_error():
@@ -60,7 +66,9 @@ class Grammars:
                 return where, failed
 
     def _matcher(self, grammar: str) -> Any:
-        return _library().LLMatcher(self._vocabulary, grammar, log_level=0)
+        library = _library()
+        limits = library.LLParserLimits(max_grammar_size=MOST_SYMBOLS, verbose_errors=False)
+        return library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from json import dumps, loads
 from typing import Any
 
-MAX_CHARACTERS = 1 << 18
+MAX_CHARACTERS = 1 << 17
 """Of a schema, a regex or a grammar."""
 
 

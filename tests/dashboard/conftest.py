@@ -12,7 +12,7 @@ from tests.server.running import KEY, Running
 from .browser import find_browser, is_required, open_browser
 from .models import NAME, write_endless_model, write_hostile_model
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)  # on a busy machine; a failing test may take long
 
 FLAGS = ("--max-num-seqs", "4", "--max-model-len", "4096", "--num-pages", "200", "--sanitizer", "stamps")
 
@@ -61,7 +61,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         if key is not None:
             context.add_init_script(f"sessionStorage.setItem('holdfast-key', {key!r})")
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.append((server.url, request.url)))
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))

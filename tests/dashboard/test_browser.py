@@ -77,18 +77,14 @@ def test_it_opens(page: Page) -> None:
 
 def test_a_chat_streams(page: Page, server: Running) -> None:
     page.evaluate(WATCH_ANSWER)
-    say(page, "Good morning, and a long answer please", tokens=150)
+    say(page, "Good morning, and a long answer please", tokens=80)
     answer = page.locator(".message[data-role=assistant]")
-    expect(answer.locator(".meta")).to_contain_text("150 tokens")
+    expect(answer.locator(".meta")).to_contain_text("80 tokens")
     expect(page.locator(".message[data-role=user] .text")).to_have_text(
         "Good morning, and a long answer please"
     )
     lengths = page.evaluate("lengths")
-    assert (
-        len(lengths) > 4
-        and lengths == sorted(lengths)
-        and len(answer.locator(".text").text_content() or "") > 100
-    )
+    assert len(lengths) > 4 and lengths == sorted(lengths), "it grew before it had ended"
     expect(page.locator("#latency")).to_contain_text("p50")
     say(page, "And now?", tokens=5)
     expect(answer.nth(1).locator(".meta")).to_contain_text("of the prompt resumed")
@@ -198,6 +194,7 @@ def test_nothing_is_shown_without_a_key(new_page: OpenPage, server: Running) -> 
     )
     expect(page.locator("#key-form")).to_be_visible()
     expect(page.locator("#main")).to_be_hidden()
+    expect(page.locator("#status")).to_have_text("ok")
     page.wait_for_timeout(1500)  # it goes on asking for its health, and for nothing else
     told = {path for path, status in answered if status == 200 and not path.startswith("/dashboard/")}
     assert told == {"/health"}

@@ -137,8 +137,8 @@ def test_the_policy_is_the_second_wall(browser: Browser, server: Running, attemp
 def test_no_other_page_can_frame_it(browser: Browser, server: Running) -> None:
     context = browser.new_context()
     page = context.new_page()
-    page.set_content(f"<iframe src='{server.url}'></iframe>")
-    page.wait_for_timeout(500)
-    shown = page.frames[1].url
+    with page.expect_event("requestfailed") as failed:
+        page.set_content(f"<iframe src='{server.url}'></iframe>")
+    refused = failed.value.url, failed.value.failure
     context.close()
-    assert shown == "chrome-error://chromewebdata/"
+    assert refused == (f"{server.url}/", "net::ERR_BLOCKED_BY_RESPONSE")

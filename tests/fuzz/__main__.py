@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from .machine import fuzz, table
+from .machine import DRAFTERS, drafters, fuzz, table
 from .models import MODELS
 from .world import Script, replay
 
 FAILURE = Path(tempfile.gettempdir()) / "holdfast-fuzz-failure.json"
+PAIRS = [(model, drafter) for drafter in DRAFTERS for model in MODELS if drafter in drafters(model)]
 ROUND = 5
 """Runs between looks at the clock."""
 
@@ -26,10 +27,10 @@ def run(minutes: float) -> None:
     until = time.monotonic() + 60 * minutes
     covered: Counter[str] = Counter()
     try:
-        for model in itertools.cycle(MODELS):
+        for model, drafter in itertools.cycle(PAIRS):
             if time.monotonic() > until:
                 break
-            covered.update(fuzz(model, profile(), FAILURE))
+            covered.update(fuzz(model, profile(), FAILURE, drafter_names=[drafter]))
             print(f"{covered['runs']:,} runs, {covered['steps']:,} steps, no findings", flush=True)
     finally:
         print(table(covered))

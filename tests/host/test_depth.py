@@ -146,6 +146,22 @@ def test_a_first_step_that_compiles_is_not_believed() -> None:
     assert costs.seconds(8, 1, 0) < 0.011, "nor one that something interrupts"
 
 
+def test_first_steps_that_looked_short_are_not_believed_for_long() -> None:
+    """Though every step since is an outlier; and none of it is put down to the context, which grows."""
+    costs = StepCosts()
+    for seconds in (0.010, 0.003):
+        costs.learn(8, 7, 1000, seconds)
+    for step in range(3):
+        assert costs.seconds(8, 7, 1000) < 0.005
+        costs.learn(8, 7, 1100 + 100 * step, 0.010)
+    assert costs.seconds(8, 7, 1300) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
+    costs.learn(8, 7, 1400, 0.030)
+    costs.learn(8, 7, 1500, 0.010)
+    costs.learn(8, 7, 1600, 0.030)
+    costs.learn(8, 7, 1700, 0.030)
+    assert costs.seconds(8, 7, 1700) < 0.012, "two in a row are still outliers"
+
+
 def test_context_is_part_of_the_cost() -> None:
     """Learned at one depth while contexts grow, and known of the others."""
     costs = StepCosts()

@@ -26,7 +26,7 @@ from holdfast.structured import MAX_CHARACTERS, Structured
         ({"choice": ["yes", 1]}, "must be a list of texts"),
         (
             {"regex": "a" * (MAX_CHARACTERS + 1)},
-            "structured.regex has 262,145 characters; it may have 262,144",
+            "structured.regex has 131,073 characters; it may have 131,072",
         ),
         ({"regex": "a", "after": ""}, "structured.after='' must be a text"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.ops.places import Checkpoints, Context
+from holdfast.ops.places import Cells, Checkpoints, Context
 
 SLOTS = {
     "consecutive": [3, 4, 5],
@@ -46,3 +46,21 @@ def test_contexts(pages: list[int]) -> None:
     assert torch.equal(
         read, torch.cat([stored[:0].flatten(0, 1), *(stored[p] for p in pages)])[:length].transpose(0, 1)
     )
+
+
+@pytest.mark.parametrize("width", [(3,), (2, 3)], ids=["channels", "heads"])
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_cells(width: tuple[int, ...], count: int) -> None:
+    """As a plain gather has them, and nothing where a place is empty, whatever lies there."""
+    ring = torch.randn(3, 5, *width)
+    rows, first = torch.tensor([1, 2]), torch.tensor([3, 1])
+    where = rows[:, None] * 5 + (first[:, None] + torch.arange(count)) % 5
+    expected = ring.flatten(0, 1)[where]
+    empty = torch.arange(2 * count)[1::3]
+    expected.flatten(0, 1)[empty] = 0
+    ring.flatten(0, 1)[where.flatten()[empty]] = torch.nan
+    cells = Cells(rows, first, count, where.flatten(), empty if len(empty) else None)
+    for _ in range(2):  # the second time with what was kept of the first
+        read = cells.read(ring)
+        assert torch.equal(read, expected)
+        assert len(width) == 1 or read.transpose(1, 2).is_contiguous(), "a head's tokens lie side by side"

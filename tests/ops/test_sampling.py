@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.ops.sampling.reference import SamplingRows, gumbel, sample, truncate
+from holdfast.ops.sampling.reference import (
+    SamplingRows,
+    descending,
+    gumbel,
+    most_likely,
+    permit,
+    sample,
+    truncate,
+)
 
 from .steps import seeded
 
@@ -186,3 +194,43 @@ def test_truncation_keeps_the_right_tokens(request: tuple[Tensor, SamplingRows])
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.zeros(0, VOCAB), rows(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 8, 37, 64])
+def test_what_is_not_permitted_is_out_of_the_question(vocab: int, dtype: torch.dtype) -> None:
+    generator = seeded(vocab)
+    logits = torch.randn(5, vocab, generator=generator).to(dtype)
+    bits = torch.rand(2, -(-vocab // 32) * 32, generator=generator) < 0.5
+    packed = torch.from_numpy(np.packbits(bits.numpy(), axis=1, bitorder="little"))
+    found = permit(logits, torch.tensor([3, 1]), packed)
+    for row, allowed in {3: bits[0], 1: bits[1]}.items():
+        kept = allowed[:vocab]
+        assert torch.equal(found[row][kept], logits[row][kept]) and (found[row][~kept] == -torch.inf).all()
+    assert torch.equal(found[[0, 2, 4]], logits[[0, 2, 4]]), "others are as they were"
+
+
+def few_values(seed: int) -> Tensor:
+    """Logits of which many are equal, with both infinities and both zeros."""
+    values = torch.tensor([-torch.inf, -2.5, -1e-40, -0.0, 0.0, 1e-40, 0.5, 2.0, torch.inf])
+    return values[torch.randint(len(values), (5, 300), generator=seeded(seed))]
+
+
+def test_logits_are_ordered_as_a_stable_sort_orders_them() -> None:
+    for seed in range(3):
+        logits = few_values(seed)
+        expected = logits.sort(dim=-1, descending=True, stable=True)
+        for found, wanted in zip(descending(logits), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_of_the_largest_is_the_most_likely(dtype: torch.dtype) -> None:
+    logits = few_values(3).to(dtype)
+    logits[0] = -torch.inf
+    logits[1, 7] = torch.nan
+    first = [
+        next(i for i, x in enumerate(row) if x == max(row)) for row in logits.nan_to_num(math.inf).tolist()
+    ]
+    first[1] = 7  # nobody should overlook it
+    assert most_likely(logits).tolist() == first

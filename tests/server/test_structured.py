@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from holdfast import LLM, SamplingParams, Structured
+from holdfast.server.protocol import ChatRequest, decode, plain_messages
 
 MESSAGES: list[Any] = [{"role": "user", "content": "When is high water?"}]
 COMMON: dict[str, Any] = {
@@ -160,6 +161,13 @@ def test_a_conversation_goes_on_after_a_call(client: openai.OpenAI) -> None:
     ]
     answer = client.chat.completions.create(**COMMON | {"messages": messages, "max_tokens": 5}, tools=TOOLS)
     assert answer.usage.prompt_tokens > 100 and answer.choices[0].finish_reason == "length"
+
+
+def test_templates_get_arguments_as_values() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "Sail", "arguments": '{"to": "Bergen"}'}}
+    body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    [message] = plain_messages(decode(ChatRequest, body.encode()).messages)
+    assert message["tool_calls"][0]["function"]["arguments"] == {"to": "Bergen"} and message["content"] == ""
 
 
 def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:

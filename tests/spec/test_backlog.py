@@ -12,7 +12,7 @@ import pytest
 from tests.host.restless import Lulls
 from tests.models.conformance import bits, prompts, slow_but
 from tests.reuse.families import Find
-from tests.spec.formats import Target, write_eagle1, write_eagle3, write_mtp
+from tests.spec.formats import Target, write_eagle1, write_eagle3, write_mtp, write_recurrent_eagle1
 from tests.spec.spied import Seen, spied
 
 from holdfast import LLM, SamplingParams
@@ -62,6 +62,15 @@ def test_drafts_after_a_lull_are_those_without(
     else:
         assert sum(output.cached_tokens for output in found) > 50
     assert not always["catch_up"] and took["catch_up"] and took["absorb"] < 0.7 * always["absorb"]
+
+
+def test_what_is_recurrent_absorbs_every_step(find: Find, tmp_path: Path) -> None:
+    """Its journal moves with the step's cursors: it could not absorb anything later."""
+    model = find("gated-delta")[0]
+    head = _eagle(write_recurrent_eagle1(Target.of(model), tmp_path / "head"))
+    for config in (head, {"method": "standalone", "model": str(model)}):
+        adaptive = {**config, "num_speculative_tokens": 3, "adaptive": True}
+        assert not LLM(model, **EXACT, speculative_config=adaptive)._engine.runner.backlog.most
 
 
 def _served(

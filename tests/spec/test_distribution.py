@@ -90,7 +90,7 @@ class Chain(Drafter):
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
         for by in range(step.depth):
-            token = step.choose(GUESSES[token], step.position + by + 1)
+            token = step.choose(GUESSES[token], by + 1)
             drafts.append(token)
         return all_meant(drafts)
 

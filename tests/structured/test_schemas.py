@@ -19,14 +19,14 @@ from holdfast.request import RequestOutput
 from .make_schemas import FILE, make, written
 
 SCHEMAS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-FEW = list(SCHEMAS)[5::37]
+FEW = list(SCHEMAS)[5::71]
 ENGINE: dict[str, Any] = dict(max_num_seqs=16, max_model_len=512)
 TIE = 1e-4
 """Of two tokens whose log-probabilities are as close, rounding may choose."""
 
 DRAFTERS: dict[str, Callable[[], LLM]] = {
     "ngram": lambda: LLM(speculative_config={"method": "ngram", "num_speculative_tokens": 4}, **ENGINE),
-    "mtp": lambda: LLM(speculative_config={"method": "mtp", "num_speculative_tokens": 3}, **ENGINE),
+    "mtp": lambda: LLM(speculative_config={"method": "mtp", "num_speculative_tokens": 2}, **ENGINE),
     "blind": lambda: speculating(SMALL, Blind(3), **ENGINE),
 }
 
@@ -85,7 +85,7 @@ def few(small: LLM) -> list[RequestOutput]:
     return outputs
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
 def test_some_with_drafts(drafter: str, few: list[RequestOutput]) -> None:
     llm = DRAFTERS[drafter]()
     drafted = ask(llm, FEW)
@@ -105,7 +105,7 @@ def all_of_them(small: LLM) -> list[RequestOutput]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_all_with_drafts(drafter: str, all_of_them: list[RequestOutput]) -> None:
     """With random drafts, a part: hardly any is accepted, so nothing is quick."""
-    step = 4 if drafter == "blind" else 1
+    step = 8 if drafter == "blind" else 1
     names = list(SCHEMAS)[::step]
     drafted = ask(DRAFTERS[drafter](), names)
     check(names, drafted)

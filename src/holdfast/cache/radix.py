@@ -8,6 +8,7 @@ reads that one any more, another takes its place.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -101,7 +102,8 @@ class RadixTree:
         self._recurrent = recurrent
         self._policy = policy
         self._root = Node(None, ROOT, Page(0), pins=1)
-        self._idle: dict[Node, None] = {}  # oldest first, and so every child before its parent
+        # Oldest first, and so every child before its parent. (A dict would pass over all that went before the first.)
+        self._idle: OrderedDict[Node, None] = OrderedDict()
         self._checkpoints: dict[Slot, Node] = {}
         self._nodes = 0
         self._read = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..config import Limits
@@ -25,12 +24,12 @@ class Backlog:
     most  of each row, so that catching up takes no more tokens than a step may have; 0: it is never behind
     """
 
-    def __init__(self, drafter: Drafter | None, limits: Limits, device: torch.device) -> None:
+    def __init__(self, drafter: Drafter | None, limits: Limits, told: Buffer) -> None:
         patience = 0 if drafter is None else drafter.patience
         self.most = min(patience, limits.max_num_batched_tokens // limits.max_num_seqs)
         self.rows: list[Row] = []
         self.tokens = 0
-        self._told = Buffer(2 * limits.max_num_seqs, device)
+        self._told = told
 
     def may_grow(self, plan: StepPlan, lanes: Lanes) -> bool:
         """By a step that drafts nothing, in which every row absorbs the one token that it knows."""

@@ -114,6 +114,8 @@ class Inputs:
         self._all = Buffer(3 * lanes + 1 + 2 * tokens + 4 * lanes + chosen, device)
         self.adjusted, self.scored = Buffer(chosen, device), Buffer(tokens, device)
         """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
+        self.behind = Buffer(2 * lanes, device)
+        """For the backlog."""
 
     def fill(self, plan: StepPlan) -> Lanes:
         work = sorted(plan.work, key=lambda w: w.tokens > self._max_window)  # stable: windows first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ class Ended:
 
 RECORDED = (Needs(), Needs(draws=True), Needs(draws=True, truncates=True))
 """What lanes may ask for together and a recorded step gives."""
+GUESSED = (Needs(), Needs(draws=True, truncates=True))
+"""Of what lanes may ask for together, all that drafters go by in a recorded step."""
 
 
 class Runner:
@@ -77,9 +80,8 @@ class Runner:
         self.speculation = Speculation(self.model.ops, self.tables, ensemble.drafter)
         block = max(16, limits.max_num_seqs)  # no more logits at once than a step of choices has
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
-        self.backlog = Backlog(
-            ensemble.drafter if 0 in depths and sanitizer == "off" else None, limits, device
-        )
+        patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
+        self.backlog = Backlog(patient, limits, self.inputs.behind)
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -99,7 +101,7 @@ class Runner:
                 bar.advance()
 
     def _record(self, shape: Shape) -> None:
-        lanes, greedy = self.inputs.padding(shape), Needs()
+        lanes = self.inputs.padding(shape)
         for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
             key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
             self.graphs.record(key, work)
@@ -107,9 +109,9 @@ class Runner:
             for needs in RECORDED:
                 self.graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
-            for depth in sorted({*self.depths} - {0}, reverse=True):
+            for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
                 self.graphs.record(
-                    ("draft", shape.lanes, depth, greedy), partial(self._draft, lanes, greedy, depth)
+                    ("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth)
                 )
         if self.backlog.most and shape.window == 1:
             behind = self.backlog.on_device(shape.lanes, turn=0)
@@ -131,9 +133,10 @@ class Runner:
         fetched, done = Fetch(ended.report), Mark(self.device)  # the host need not wait for drafts
         drafted = None
         if plan.propose:
+            guessed = GUESSED[needs.draws] if lanes.uniform else needs
             drafted = self.graphs.run(
-                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, needs),
-                lambda: self._draft(lanes, needs, plan.propose),
+                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, guessed),
+                lambda: self._draft(lanes, guessed, plan.propose),
             )
         inspection = self._inspect(lanes, drafted, plan.step)
         step = InFlight(

@@ -6,9 +6,11 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-NOTHING = 1e-34
-"""A decay that leaves less leaves 0: no product with it would be seen beside a number of the usual size."""
+NOTHING = 1e-25
+"""A decay to less is to 0. Nobody sees the difference beside numbers of the usual size, and what is left of those is
+far from the smallest that processors take in their stride."""
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,9 +20,8 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decay_of(log_decay: Tensor) -> Tensor:
-    """exp, and 0 where next to nothing is left: with numbers too small to be normal, processors take many times as
-    long."""
-    return torch.threshold_(log_decay.exp(), NOTHING, 0.0)
+    """exp, and 0 where next to nothing is left: with denormal numbers, products take many times as long."""
+    return F.threshold(log_decay.exp(), NOTHING, 0.0)
 
 
 def distances(log_decay: Tensor) -> tuple[Tensor, Tensor]:

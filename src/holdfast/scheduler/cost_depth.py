@@ -22,6 +22,9 @@ LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 """Steps between two such probes."""
 PROBED = 8
 """Rows that are asked, where a step costs by its tokens."""
+HELD = 3
+"""Further steps for which a decision holds if their number of rows does: steps on a GPU are short, and the host
+must not take longer to decide."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -98,23 +101,29 @@ class CostDepth(Depth):
         self._costs, self._survival = StepCosts(), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
-        self._rows: tuple[RowWork, ...] = ()
+        self._rows: list[RowWork] = []
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
         self._patience = 0  # steps without drafts
         self._excess = 1.0  # time that a probe adds to a step, in steps
         self._expected = self._survival.expected()
+        self._held = self._held_rows = 0
 
     # --- deciding ---
 
     def decide(self) -> int:
         if not self._load.rows:
             return self.depth
+        if self._held and self._load.rows == self._held_rows:
+            self._held -= 1
+            return self.depth
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
         self.depth, self.reason = self._best()
         if not self.depth and (probe := self._probe()):
             self.depth, self.reason = probe, "probe"
+        if not self._ragged and self.reason == "best":
+            self._held, self._held_rows = HELD, self._load.rows
         if deal:
             self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
         return max(self._shares.values(), default=self.depth)
@@ -185,13 +194,17 @@ class CostDepth(Depth):
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
         self._patience = 0 if plan.propose else self._patience + 1
-        rows = tuple(work for work in plan.work if work.tokens == 1 + work.window.drafts and work.sample)
+        rows = context = drafts = longest = 0
+        for _, _, tokens, window, position, _ in plan.work:
+            if tokens == 1 + window.drafts and window.bonus:
+                rows, context, drafts = rows + 1, context + position, drafts + window.drafts
+                longest = max(longest, window.drafts)
         if rows:
-            self._rows = rows
-            self._load = Load(len(rows), sum(work.position for work in rows))
-        drafts = [work.window.drafts for work in rows]
-        verified = sum(drafts) / max(1, len(rows)) if self._ragged else max(drafts, default=0)
-        steady = len(rows) == len(plan.work) and abs(verified - self.depth) < 0.25
+            self._load = Load(rows, context)
+        if rows and self._ragged:
+            self._rows = [work for work in plan.work if work.tokens == 1 + work.window.drafts and work.sample]
+        verified = drafts / max(1, rows) if self._ragged else longest
+        steady = rows == len(plan.work) and abs(verified - self.depth) < 0.25
         self._flight[plan.step] = Launched(self._load, self.depth, steady)
 
     def collected(self, result: StepResult) -> None:
@@ -204,6 +217,7 @@ class CostDepth(Depth):
             self._survival.learn(windows)
             if sum(accepted > 0 for _, accepted in windows) > self._excess * len(windows):
                 self._patience = MOST_PATIENCE  # a probe that would have paid: another follows at once
+                self._held = 0
         if self._ragged:
             for row in result.rows:
                 if row.window.drafts:

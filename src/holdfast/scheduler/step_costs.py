@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 BANDS = tuple(sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(14))}))
@@ -54,14 +55,17 @@ class StepCosts:
             return
         further = context - cell.context
         expected = cell.seconds + self.per_token * further
-        cell.outliers = cell.outliers + 1 if seconds > OUTLIER * expected else 0
-        if cell.outliers >= IN_A_ROW:
-            cell.seconds, cell.context, cell.outliers = seconds, context, 0
-            return
-        seconds = min(seconds, OUTLIER * expected)
-        keep = 1 - WEIGHT / 10
-        self._together = keep * self._together + further * (seconds - cell.seconds)
-        self._spread = keep * self._spread + further * further
+        if seconds > OUTLIER * expected:
+            cell.outliers += 1
+            if cell.outliers == IN_A_ROW:
+                cell.seconds, cell.context, cell.outliers = seconds, context, 0
+                return
+            seconds = OUTLIER * expected
+        else:
+            cell.outliers = 0
+            keep = 1 - WEIGHT / 10
+            self._together = keep * self._together + further * (seconds - cell.seconds)
+            self._spread = keep * self._spread + further * further
         cell.seconds += WEIGHT * (seconds - cell.seconds)
         cell.context += WEIGHT * further
 
@@ -78,8 +82,9 @@ class StepCosts:
         """Of what is not known: the least it can be, because fewer rows or drafts took as long; so whatever may be
         worth a try is tried. 0: nothing is known of anything smaller."""
         here = band(rows)
-        if self.known(rows, depth):
-            return self._at(self._cells[here, depth], context)
+        cell = self._cells.get((here, depth))
+        if cell is not None and cell.steps >= ENOUGH:
+            return self._at(cell, context)
         smaller = (
             self._at(cell, context)
             for (rows_there, depth_there), cell in self._cells.items()
@@ -93,4 +98,5 @@ class StepCosts:
 
 
 def band(rows: int) -> int:
-    return next((edge for edge in BANDS if rows <= edge), rows)
+    place = bisect_left(BANDS, rows)
+    return BANDS[place] if place < len(BANDS) else rows

@@ -268,7 +268,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             if other := next((part.type for part in message.content if part.type != "text"), None):
                 raise ApiError(400, f"messages: content of type {other!r} is not supported", param="messages")
             told["content"] = "".join(part.text or "" for part in message.content)
-        told.setdefault("content", "")  # of an answer that only calls; templates join it to other texts
+        if message.tool_calls:
+            told.setdefault("content", "")  # of an answer that only calls; templates join it to other texts
         for call in told.get("tool_calls", ()):
             _read_arguments(call)
         plain.append(told)

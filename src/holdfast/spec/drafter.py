@@ -28,6 +28,11 @@ PATIENCE = 64
 """More steps than adaptive depth waits before it tries whether drafts have become worth their while."""
 
 
+def patience(head: nn.Module) -> int:
+    """Of a drafter with this head. What is recurrent must absorb tokens with the step whose cursors they move."""
+    return 0 if declared(head, "state_spec") else PATIENCE
+
+
 @dataclass(frozen=True)
 class Features:
     """What the model made of the tokens of a step.

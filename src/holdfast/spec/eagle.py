@@ -13,18 +13,17 @@ from ..config import ConfigError
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead, EagleThreeHead
 from ..models.base import CausalLM
-from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant, patience
 from .mtp import Previous
 
 
 class Eagle(Drafter):
-    patience = PATIENCE
-
     def __init__(
         self, depth: int, build: Build, head: EagleHead, model: CausalLM, reads: tuple[int, ...]
     ) -> None:
         super().__init__(depth)
         self.head, self.reads = head, reads
+        self.patience = 0 if self.branches else patience(head)
         self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
         self.name_layers()

@@ -16,7 +16,6 @@ class EagleTree(Eagle):
     """`nodes` drafts on `levels` levels, none of them wider than `topk`."""
 
     branches = True
-    patience = 0
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from ..layers.batch import Batch, Build
 from ..layers.mtp import MTPHead
 from ..memory.spec import ConvSpec, StateSpec
 from ..models.base import CausalLM, Rename, renamer
-from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant, patience
 
 
 class Previous(nn.Module):
@@ -47,11 +47,9 @@ class Previous(nn.Module):
 
 
 class MTP(Drafter):
-    patience = PATIENCE
-
     def __init__(self, depth: int, build: Build, head: MTPHead, model: CausalLM) -> None:
         super().__init__(depth)
-        self.head = head
+        self.head, self.patience = head, patience(head)
         self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed, self._logits = (
             model.embeddings,

@@ -1,6 +1,7 @@
 """Calls of tools, in the forms that models were trained to write them.
 
 A format says where calls begin and end in an answer, reads them, and gives the grammar of an answer that must call.
+docs/structured.md lists whose they are.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Mark = Callable[[str], str]
 
 
 class TaggedJson:
-    """Hermes and Qwen3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one for each call."""
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, one for each call."""
 
     opening, closing = "<tool_call>", "</tool_call>"
     marks: tuple[str, ...] = (opening, closing)
@@ -68,7 +69,7 @@ class TaggedJson:
 
 
 class TaggedParameters(TaggedJson):
-    """Qwen3.5 and Qwen3-Coder: <function=name> and <parameter=name> inside the tags, values on lines of their own. A
+    """<function=name> and <parameter=name> inside the tags, values on lines of their own. A
     value is a text as it stands if the tool says so, and JSON otherwise."""
 
     def read(self, block: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
@@ -111,7 +112,7 @@ class TaggedParameters(TaggedJson):
 
 
 class ListedJson:
-    """Nemotron and Jamba: one list of {"name": ..., "arguments": {...}} between tags."""
+    """One list of {"name": ..., "arguments": {...}} between tags."""
 
     def __init__(self, tag: str) -> None:
         self.opening, self.closing = f"<{tag}>", f"</{tag}>"
@@ -127,7 +128,7 @@ class ListedJson:
 
 
 class Pythonic:
-    """LFM2: a list of calls as Python writes them, between two tokens."""
+    """A list of calls as Python writes them, between two tokens."""
 
     opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
     marks: tuple[str, ...] = (opening, closing)
@@ -160,7 +161,7 @@ class Pythonic:
 
 
 class Sections:
-    """Kimi: a section of calls, each with a name, a number and JSON, between tokens of its own."""
+    """A section of calls, each with a name, a number and JSON, between tokens of its own."""
 
     opening, closing = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     begin, argument, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -191,7 +192,7 @@ class Sections:
 
 
 class BareJson:
-    """Llama 3: the whole answer is {"name": ..., "parameters": {...}}, several parted by semicolons."""
+    """The whole answer is {"name": ..., "parameters": {...}}, several parted by semicolons."""
 
     opening, closing = "", ""
     marks: tuple[str, ...] = ("<|python_tag|>",)

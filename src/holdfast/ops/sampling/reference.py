@@ -138,7 +138,7 @@ def most_likely(logits: Tensor) -> Tensor:
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """-inf for tokens outside the k most likely, the smallest set of mass p, or below min_p of the best."""
     vocab = logits.shape[-1]
-    ordered, order = _descending(logits)
+    ordered, order = descending(logits)
     rank = torch.arange(vocab, device=logits.device)
     in_k = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
     probability = torch.where(in_k, ordered, -torch.inf).softmax(-1)
@@ -149,7 +149,7 @@ def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     return torch.where(torch.zeros_like(keep).scatter(-1, order, keep), logits, -torch.inf)
 
 
-def _descending(logits: Tensor) -> tuple[Tensor, Tensor]:
+def descending(logits: Tensor) -> tuple[Tensor, Tensor]:
     """[S, vocab] -> logits from the largest to the smallest, the first of equal ones first; and which they are."""
     if logits.device.type != "cpu":
         return logits.sort(dim=-1, descending=True, stable=True)
