@@ -22,9 +22,9 @@ LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 """Steps between two such probes."""
 PROBED = 8
 """Rows that are asked, where a step costs by its tokens."""
-HELD = 3
-"""Further steps for which a decision holds if their number of rows does: steps on a GPU are short, and the host
-must not take longer to decide."""
+HELD = 1
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
+short, and the host must not take longer to decide."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -119,10 +119,11 @@ class CostDepth(Depth):
             return self.depth
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
+        before = self.depth
         self.depth, self.reason = self._best()
         if not self.depth and (probe := self._probe()):
             self.depth, self.reason = probe, "probe"
-        if not self._ragged and self.reason == "best":
+        if not self._ragged and self.reason == "best" and self.depth == before:
             self._held, self._held_rows = HELD, self._load.rows
         if deal:
             self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
