@@ -97,14 +97,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, s
 def _attend_last(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
     """As `_attend` for one token, query [QH, D], which sees all keys; to `out` [QH, value's width]."""
     groups = (keys.shape[0], -1, keys.shape[2])
-    if query.dtype == torch.float32:  # in half the time
-        scores = torch.bmm(query.mul(scale).view(groups), keys.mT)
-        torch.bmm(scores.softmax(-1), values, out=out.view(keys.shape[0], -1, values.shape[2]))
-    else:
-        mixed = F.scaled_dot_product_attention(
-            query.view(groups)[None], keys[None], values[None], scale=scale
-        )
-        out.copy_(mixed[0].flatten(0, 1))
+    mixed = F.scaled_dot_product_attention(query.view(groups)[None], keys[None], values[None], scale=scale)
+    out.copy_(mixed[0].flatten(0, 1))
 
 
 def _attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
