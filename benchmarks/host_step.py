@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import gc
 import json
 import pstats
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from holdfast import LLM, SamplingParams
 from holdfast.answer import Answer
 from holdfast.engine import Engine
 from holdfast.executor import readback
+from holdfast.executor.graphs import Graphs
 from holdfast.executor.inputs import Inputs, Lanes, uniform_shapes
 from holdfast.executor.runner import Ended, Passed, Runner
 from holdfast.executor.sampler import Chosen
@@ -55,29 +55,34 @@ PARTS: dict[str, tuple[type, str]] = {
     "plan": (Scheduler, "plan"),
     "inputs": (Inputs, "fill"),
     "tables": (Runner, "_apply"),
-    "pass": (Runner, "_pass"),
-    "end": (Runner, "_end"),
+    "device": (Graphs, "run"),
+    "marks": (readback.Mark, "__init__"),
+    "fetch": (readback.Fetch, "__init__"),
     "launch": (Runner, "launch"),
     "wait": (readback.Fetch, "wait"),
+    "seconds": (readback.InFlight, "_seconds"),
     "read back": (readback.InFlight, "result"),
     "collect": (Scheduler, "collect"),
     "engine": (Engine, "step"),
     "answers": (Service, "step"),
 }
 WITHIN = {
-    "launch": ("inputs", "tables", "pass", "end"),
-    "read back": ("wait",),
+    "launch": ("inputs", "tables", "device", "marks", "fetch"),
+    "read back": ("wait", "seconds"),
     "engine": ("plan", "launch", "read back", "collect"),
     "answers": ("engine",),
 }
 """Parts whose time holds that of others."""
-DEVICE = ("pass", "end", "wait")
+DEVICE = ("device", "wait")
+
+
+Clock = Callable[[], float]
 
 
 class Parts:
     """Seconds by part, over all steps while it is looked at."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.spent = dict.fromkeys(PARTS, 0.0)
 
@@ -166,7 +171,9 @@ def serving(device: str, lanes: int, *, reuse: bool) -> Iterator[LLM]:
                 yield LLM(directory, **asked)
 
 
-def measure(llm: LLM, batch: int, steps: int, parts: Parts | None, profile: cProfile.Profile | None) -> float:
+def measure(
+    llm: LLM, batch: int, steps: int, clock: Clock, around: Callable[[], AbstractContextManager[Any]]
+) -> float:
     """Seconds of a step in which `batch` requests decode."""
     draws = torch.Generator().manual_seed(batch)
     prompts = torch.randint(100, 256, (batch, 128), generator=draws).tolist()
@@ -175,18 +182,12 @@ def measure(llm: LLM, batch: int, steps: int, parts: Parts | None, profile: cPro
     answers: list[Answer] = [a for prompt in prompts for a in service.submit(prompt, params)]
     while not all(answer.length > 4 for answer in answers):
         service.step()
-    clock = parts.clock if parts else time.process_time
-    with parts.timed() if parts else contextmanager(lambda: iter((None,)))():
-        if profile:
-            profile.enable()
+    with around():
         begun = clock()
         for _ in range(steps):
             sum(answer.finished for answer in service.step())
         took = clock() - begun
-        if profile:
-            profile.disable()
     service.let_go(answers)
-    gc.collect()
     return took / steps
 
 
@@ -203,26 +204,24 @@ def main() -> None:
     clock = time.perf_counter if asked.device == "cuda" else time.process_time
     with serving(asked.device, max(asked.batches), reuse=asked.reuse) as llm:
         for batch in asked.batches:
-            measure(llm, batch, 32, None, None)
+            measure(llm, batch, 32, clock, nullcontext)
             if asked.profile:
                 profile = cProfile.Profile()
-                measure(llm, batch, asked.steps, None, profile)
+                measure(llm, batch, asked.steps, clock, lambda to=profile: to)  # type: ignore[misc]
                 pstats.Stats(profile).sort_stats("tottime").print_stats(40)
                 continue
             whole, by_part = [], []
             for _ in range(asked.reps):
-                whole.append(1e6 * measure(llm, batch, asked.steps, None, None))
+                whole.append(1e6 * measure(llm, batch, asked.steps, clock, nullcontext))
                 parts = Parts(clock)
-                measure(llm, batch, asked.steps, parts, None)
+                measure(llm, batch, asked.steps, clock, parts.timed)
                 by_part.append({part: 1e6 * spent / asked.steps for part, spent in parts.alone().items()})
             print(
-                f"batch {batch}: {statistics.median(whole):7.0f} us a step, {min(whole):.0f} to {max(whole):.0f}"
+                f"batch {batch}: {statistics.median(whole):.0f} us a step ({min(whole):.0f} to {max(whole):.0f})"
             )
             for part in PARTS:
                 took = statistics.median(found[part] for found in by_part)
-                print(
-                    f"  {part:10} {took:8.1f}" + ("   (the device's)" if part in DEVICE else ""), flush=True
-                )
+                print(f"  {part:10} {took:8.1f}" + ("  (the device's)" if part in DEVICE else ""), flush=True)
 
 
 if __name__ == "__main__":
