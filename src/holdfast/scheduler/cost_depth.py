@@ -196,7 +196,7 @@ class CostDepth(Depth):
         super().planned(plan)
         self._patience = 0 if plan.propose else self._patience + 1
         rows = context = drafts = longest = 0
-        for _, _, tokens, window, position, _ in plan.work:
+        for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
             if tokens == 1 + window.drafts and window.bonus:
                 rows, context, drafts = rows + 1, context + position, drafts + window.drafts
                 longest = max(longest, window.drafts)
@@ -213,16 +213,17 @@ class CostDepth(Depth):
         load = launched.load
         if launched.steady:
             self._costs.learn(load.rows, launched.depth, load.context, result.seconds)
-        windows = [(row.window.drafts, len(row.tokens) - 1) for row in result.rows if row.window.drafts]
+        rows = zip(result.work, result.tokens, strict=True)
+        verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
+        windows = [(work.window.drafts, accepted) for work, accepted in verified]
         if windows:
             self._survival.learn(windows)
             if sum(accepted > 0 for _, accepted in windows) > self._excess * len(windows):
                 self._patience = MOST_PATIENCE  # a probe that would have paid: another follows at once
                 self._held = 0
         if self._ragged:
-            for row in result.rows:
-                if row.window.drafts:
-                    self._learn_own(row.row, row.generation, row.window.drafts, len(row.tokens) - 1)
+            for work, accepted in verified:
+                self._learn_own(work.row, work.generation, work.window.drafts, accepted)
 
     def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
         own = self._own.get(row)
