@@ -16,7 +16,7 @@ WIDE = 1024
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x, or x + added; and its norm. x [tokens, ..., size] with at most one axis between; the last one is contiguous."""
+    """x, or x + added; and its norm. x [tokens, size] or [tokens, heads, size], the last axis contiguous."""
     size = x.shape[-1]
     heads = x.shape[1] if x.dim() == 3 else 1
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
