@@ -160,7 +160,10 @@ class Runner:
     def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
         adds to it."""
-        backlog, rows = self.backlog, [work.row for work in lanes.work]
+        backlog = self.backlog
+        if not backlog.most:
+            return True
+        rows = [work.row for work in lanes.work]
         grows = backlog.may_grow(plan, lanes)
         if backlog.tokens and not (grows and backlog.holds(rows)):
             size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
