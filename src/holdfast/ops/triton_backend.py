@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .acceptance import triton as acceptance
 from .acceptance.reference import Drafts, Verified
@@ -46,7 +45,7 @@ class TritonOps(Ops):
         super().__init__("triton", orders)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
+        return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is None and linear.takes(x, weight):
