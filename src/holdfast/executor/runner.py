@@ -36,10 +36,10 @@ from .tables import RowTables
 
 @dataclass(frozen=True)
 class Passed:
+    """Without logits: every recording keeps what it gives, and those are large."""
+
     batch: Batch
     hidden: Tensor
-    logits: Tensor
-    """[S, vocab], for `lanes.choices`"""
 
 
 @dataclass(frozen=True)
@@ -178,16 +178,17 @@ class Runner:
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        hidden = self.ensemble(batch, absorbs)
-        chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
-        return Passed(batch, hidden, self.model.logits(chosen))
+        return Passed(batch, self.ensemble(batch, absorbs))
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
     ) -> Ended:
-        """From logits to tokens; cursors move."""
-        batch = passed.batch
-        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        """Tokens are chosen; cursors move."""
+        batch, hidden = passed.batch, passed.hidden
+        logits = self.model.logits(
+            hidden if lanes.uniform else hidden[lanes.choices.after]
+        )  # or after every one
+        sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, sampled, verified, committed, number)
