@@ -24,7 +24,7 @@ from ..progress import Progress
 from ..spec.ensemble import Ensemble
 from .backlog import Backlog
 from .constraints import Constraints
-from .graphs import Graphs
+from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, Mark, report
@@ -93,29 +93,31 @@ class Runner:
     @torch.inference_mode()
     def record(self) -> None:
         """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
-        with Progress(
-            "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
-        ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
-                self._record(shape)
+        shapes = sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True)
+        self.model.ops.compile_ahead(partial(self._rehearse, shapes))
+        with Progress("Recording", len(shapes), lambda: f"{bar.done} of {len(shapes)} shapes") as bar:
+            for shape in shapes:
+                self._record(shape, self.graphs)
                 bar.advance()
 
-    def _record(self, shape: Shape) -> None:
+    def _rehearse(self, shapes: Sequence[Shape]) -> None:
+        for shape in shapes:
+            self._record(shape, Rehearsal())
+
+    def _record(self, shape: Shape, graphs: Graphs | Rehearsal) -> None:
         lanes = self.inputs.padding(shape)
         for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
             key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
-            self.graphs.record(key, work)
-            passed = self.graphs.run(key, work)
+            graphs.record(key, work)
+            passed = graphs.run(key, work)
             for needs in RECORDED:
-                self.graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
+                graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
-                self.graphs.record(
-                    ("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth)
-                )
+                graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
             behind = self.backlog.on_device(shape.lanes, turn=0)
-            self.graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
