@@ -64,6 +64,9 @@ class Ops:
                 known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
                 raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        """All that `work` will need, which changes nothing when it is done, and may be done here in part."""
+
     # tokens in, tokens out: one row never depends on another
 
     def packed(self, weight: Tensor, device: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from .sampling.reference import SamplingRows
 from .selective_scan import triton as selective_scan
 from .ssd import triton as ssd
 from .step import StateStep
+from .twins import ahead
 from .twins.launch import tell
 
 
@@ -43,6 +46,9 @@ class TritonOps(Ops):
             "selective_scan": selective_scan.ORDER,
         }
         super().__init__("triton", orders)
+
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        ahead.compile_ahead(work)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
