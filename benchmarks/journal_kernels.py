@@ -439,11 +439,11 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
     cuts = wide if case.dtype in GREATEST else [(32, 1, 8), (32, 1, 16), (32, 1, 32), (64, 2, 8), (64, 2, 16)]
     for values, warps, keys in cuts:
         yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
-    fold = kernels.FOLD
+    size, folds = case.dtype.itemsize, dict(kernels.FOLD_TILES)
     for values, warps, share in ((16, 2, 1), (16, 4, 1), (32, 2, 1), (64, 8, 1), (32, 4, 2)):
-        kernels.FOLD = kernels.FoldTiles(values, warps, share)
+        kernels.FOLD_TILES[size] = kernels.FoldTiles(values, warps, share)
         yield f"folds {values} {warps} {share}", None
-    kernels.FOLD = fold
+    kernels.FOLD_TILES.update(folds)
 
 
 def sweep(case: Case) -> None:

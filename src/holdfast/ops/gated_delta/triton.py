@@ -37,13 +37,13 @@ class FoldTiles:
     share: int = 1
 
 
-FOLD = FoldTiles(values=32, warps=4)
 WINDOW_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(128, 1, keys=8)}
+DECODE_TILES = {4: Tiles(32, 1, keys=8), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
+FOLD_TILES = {4: FoldTiles(32, 4), 2: FoldTiles(32, 2), 1: FoldTiles(32, 2)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 FEW_LANES = 16
 """So many take one launch for everything."""
-FEW_TILES = Tiles(values=32, warps=4)
+FEW_TILES = Tiles(values=32, warps=2)
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,13 @@ def decode(
 def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> None:
     """Lanes that fold have a launch of their own, or else it would cost the others registers; beside `front`."""
     folds, (value_heads, _, value_dim) = folds_of(step), pool.saved.shape[1:]
-    programs = FOLD.share * triton.cdiv(step.num_windows, step.grid)
+    tiles = FOLD_TILES[pool.saved.element_size()]
+    programs = tiles.share * triton.cdiv(step.num_windows, step.grid)
     with beside(pool.saved.device):
-        kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
+        kernels.fold_lines[(triton.cdiv(value_dim, tiles.values), value_heads, programs)](
             pool.saved, scales_of(pool), *journal_of(pool), folds,
             step.rows, step.base, step.read_slot, step.write_slot,
-            **shape, V=value_dim, BV=FOLD.values, J=step.grid, num_warps=FOLD.warps,
+            **shape, V=value_dim, BV=tiles.values, J=step.grid, num_warps=tiles.warps,
         )  # fmt: skip
 
 
