@@ -184,7 +184,7 @@ def fold_one(
     probes, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in, folds,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few lanes fold
     in a step: programs share them."""
@@ -216,8 +216,21 @@ def fold_one(
             H, V, JP, CAP,
         )  # fmt: skip
         ring = (row * CAP * H + head) * K
-        decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-        state = _folded(state, decay, keys, adds)
+        if WALK:
+            newest = ((begin + J - 1) % CAP).to(tl.int32)
+            added, since = tl.zeros(state.shape, tl.float32), tl.zeros((KP,), tl.float32)
+            for i in tl.range(0, J, loop_unroll_factor=4):
+                place = tl.where(newest >= i, newest - i, newest - i + CAP)
+                some = tl.load(journal_k + ring + place * (H * K) + channels, mask=inner, other=0.0).to(tl.float32)
+                add = tl.load(
+                    journal_u + ((row * CAP + place) * H + head) * V + values, mask=inside, other=0.0
+                )
+                added += (tl.exp(since) * some)[:, None] * add[None, :]
+                since += tl.load(journal_g + ring + place * (H * K) + channels, mask=inner, other=0.0)
+            state = (tl.exp(since)[:, None] * state.to(tl.float32) + added).to(state.dtype)
+        else:
+            decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
+            state = _folded(state, decay, keys, adds)
         tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
         numbers = state.to(tl.float32)
         of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)

@@ -46,6 +46,8 @@ WINDOWS = Tiles(values=32, warps=1)
 SINGLES = Tiles(values=32, warps=1, keys=8)
 FOLDS = Tiles(values=32, warps=4)
 REGISTERS: int | None = None
+WALK = False
+FRONT_WARPS, FRONT_REGISTERS = 1, None
 RUNS = Tiles(values=32, warps=4, stages=1)
 
 
@@ -119,7 +121,7 @@ def _windows(
         del shape["J"]
         kernels.front_one[(heads, lanes)](
             *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *strides,
-            **shape, num_warps=1,
+            **shape, num_warps=FRONT_WARPS, maxnreg=FRONT_REGISTERS,
         )  # fmt: skip
         _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
         return
@@ -160,7 +162,7 @@ def _singles(
         kernels.fold_one[(triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))](
             scratch.probes, v, out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients, folds,
             *cursors, step.write_slot, v.stride(0),
-            **shape, BV=FOLDS.values, J=step.grid, num_warps=FOLDS.warps, maxnreg=REGISTERS,
+            **shape, BV=FOLDS.values, J=step.grid, WALK=WALK, num_warps=FOLDS.warps, maxnreg=REGISTERS,
         )  # fmt: skip
     single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
         scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, v.stride(0),
