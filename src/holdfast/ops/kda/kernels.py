@@ -24,7 +24,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import piece, product
+from ..gated_delta.single_kernels import answer_one, ask_one
+from ..twins.kernels import back, piece, product
 
 
 @triton.jit
@@ -73,9 +74,9 @@ def front(
     given_q = q + first * q_stride + head * K + channels
     given_g = log_g + first * g_stride + head * K + channels
 
-    here, next = ((end + places) % CAP)[:, None], ((end + places + 1) % CAP)[:, None]
+    here, next = back(at, JP, CAP)[:, None], back(at + 1, JP, CAP)[:, None]
     filled = (places < held)[:, None] & inner[None, :]
-    followed = (places < held - 1)[:, None] & inner[None, :]
+    followed = ((places > 0) & (places < held))[:, None] & inner[None, :]
     held_keys = tl.load(ring_k[None, :] + here * (H * K), mask=filled, other=0.0).to(tl.float32)
     after = tl.load(ring_g[None, :] + next * (H * K), mask=followed, other=0.0)
     oldest = tl.load(ring_g + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
@@ -87,7 +88,7 @@ def front(
     tl.store(ring_g[None, :] + ring, own_gates, mask=own)
 
     keys = own_keys.to(tl.float32)
-    since = tl.cumsum(after, 0, reverse=True)
+    since = tl.cumsum(after, 0)
     total = oldest + tl.sum(after, 0)
     apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
     probes = probes_out + mine * 2 * TP * K + channels
@@ -116,12 +117,12 @@ def _line(
 ):  # fmt: skip
     """Of a whole line's entries: their decay [channels], and their keys as they stand after it [JP, channels]."""
     places = tl.arange(0, JP)
-    here, next = ((line + places) % CAP)[:, None] * (H * K), ((line + places + 1) % CAP)[:, None] * (H * K)
+    here, next = back(line + J, JP, CAP)[:, None] * (H * K), back(line + J + 1, JP, CAP)[:, None] * (H * K)
     columns, inner = channels[None, :], (channels < K)[None, :]
     keys = tl.load(ring_k + here + columns, mask=(places < J)[:, None] & inner, other=0.0).to(tl.float32)
-    after = tl.load(ring_g + next + columns, mask=(places < J - 1)[:, None] & inner, other=0.0)
+    after = tl.load(ring_g + next + columns, mask=((places > 0) & (places < J))[:, None] & inner, other=0.0)
     oldest = tl.load(ring_g + (line % CAP) * (H * K) + channels, mask=channels < K, other=0.0)
-    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)) * keys
+    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0)) * keys
 
 
 @triton.jit
@@ -131,80 +132,113 @@ def _folded(state, decay, keys, adds):
 
 
 @triton.jit
-def fold_lines(
-    saved, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+def front_one(
+    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
+    journal_k, journal_g,  # [rows, CAP, H, K]
+    probes_out,  # [tokens, 2, H, K]: the query, then the key
+    old_out,  # [lanes, H, 2, JP]: of each held entry, what the key and the query recall
+    mix_out,  # [lanes, H, 4]: 1 for either, strength of the entry, what the query sees of it
+    rows, counts, offsets, position, end_base,
+    q_stride, k_stride, g_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
+    """As `front`, for windows of one token; what it leaves is for `gated_delta.single_kernels.main_one`, too."""
+    head, lane = tl.program_id(0), tl.program_id(1)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    at, end = tl.load(position + lane), tl.load(end_base + lane)
+    token = tl.load(offsets + lane).to(tl.int64)
+    if (row == 0) | (count == 0):
+        return
+    places, channels = tl.arange(0, JP), tl.arange(0, KP)
+    inner, held = channels < K, (at - end).to(tl.int32)
+    ring = (row * CAP * H + head) * K + channels
+    filled, later = places < held, (places > 0) & (places < held)
+    here, next = back(at, JP, CAP)[:, None] * (H * K), back(at + 1, JP, CAP)[:, None] * (H * K)
+    keys = tl.load(journal_k + ring[None, :] + here, mask=filled[:, None] & inner[None, :], other=0.0)
+    after = tl.load(journal_g + ring[None, :] + next, mask=later[:, None] & inner[None, :], other=0.0)
+    oldest = tl.load(journal_g + ring + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
+    gate = tl.load(log_g + token * g_stride + head * K + channels, mask=inner, other=0.0)
+    own = tl.load(k + token * k_stride + head * K + channels, mask=inner, other=0.0)
+    query = tl.load(q + token * q_stride + head * K + channels, mask=inner, other=0.0).to(tl.float32)
+    strength = tl.load(beta + token * beta_stride + head).to(tl.float32)
+
+    place = (at % CAP) * (H * K)
+    tl.store(journal_k + ring + place, own, mask=inner)
+    tl.store(journal_g + ring + place, gate, mask=inner)
+    key, mine = own.to(tl.float32), lane.to(tl.int64) * H + head
+    decayed = tl.exp(tl.cumsum(after, 0) + gate[None, :]) * keys.to(tl.float32)
+    total = tl.exp(oldest + tl.sum(after, 0) + gate)
+    tl.store(old_out + mine * 2 * JP + places, tl.sum(decayed * key[None, :], 1))
+    tl.store(old_out + (mine * 2 + 1) * JP + places, tl.sum(decayed * query[None, :], 1))
+    probe = probes_out + (token * 2 * H + head) * K + channels
+    tl.store(probe, total * query, mask=inner)
+    tl.store(probe + H * K, total * key, mask=inner)
+    tl.store(mix_out + mine * 4, 1.0)
+    tl.store(mix_out + mine * 4 + 1, 1.0)
+    tl.store(mix_out + mine * 4 + 2, strength)
+    tl.store(mix_out + mine * 4 + 3, tl.sum(key * query))
+
+
+@triton.jit
+def fold_one(
+    probes, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in, folds,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WALK: tl.constexpr,
+):  # fmt: skip
+    """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few lanes fold
+    in a step: programs share them."""
     block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels, values, places = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, JP)
-    tile = (channels < K)[:, None] & (values < V)[None, :]
+    inner, inside = channels < K, values < V
+    tile = inner[:, None] & inside[None, :]
     offset = channels[:, None] * V + values[None, :]
     for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
         lane = tl.load(folds + nth)
-        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+        row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+        begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+        token, exists = tl.load(offsets + lane).to(tl.int64), count > 0
         state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0)
         adds = tl.load(
             journal_u
             + (row * CAP * H + head) * V
-            + ((begin + places) % CAP)[:, None] * (H * V)
+            + back(begin + J, JP, CAP)[:, None] * (H * V)
             + values[None, :],
-            mask=(places < J)[:, None] & (values < V)[None, :],
+            mask=(places < J)[:, None] & inside[None, :],
             other=0.0,
         )
+        probe = probes + (token * 2 * H + head) * K + channels
+        query = tl.load(probe, mask=inner & exists, other=0.0)
+        key = tl.load(probe + H * K, mask=inner & exists, other=0.0)
+        asked = ask_one(
+            row, lane, head, token, at, end, values, inside & exists, v, journal_u, old_in, mix_in, v_stride,
+            H, V, JP, CAP,
+        )  # fmt: skip
         ring = (row * CAP * H + head) * K
-        decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-        folded = _folded(state, decay, keys, adds)
-        tl.store(saved + (target * H + head) * K * V + offset, folded, mask=tile)
-
-
-@triton.jit
-def main_one(
-    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
-    saved,  # [slots, H, K, V]
-    journal_u, probes_in, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Windows of one token, after `fold_lines`. Parts of KC keys of the state at a time need fewer registers."""
-    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
-    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
-    target = tl.load(write_slot + lane).to(tl.int64)
-    if (row == 0) | (count == 0):
-        return
-    some, places, values = tl.arange(0, KC), tl.arange(0, JP), block * BV + tl.arange(0, BV)
-    inside, mine = values < V, lane.to(tl.int64) * H + head
-    state = saved + (tl.where(end > begin, target, slot) * H + head) * K * V + values[None, :]
-    adds = journal_u + (row * CAP * H + head) * V + values
-    held = tl.load(
-        adds[None, :] + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (H * V),
-        mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
-        other=0.0,
-    )
-    to_key = tl.load(old_in + mine * 2 * JP + places)
-    to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
-    value = tl.load(v + token * v_stride + head * V + values, mask=inside, other=0.0).to(tl.float32)
-    strength, seen = tl.load(beta + token * beta_stride + head), tl.load(mix_in + mine * 2 + 1)
-    of_key, of_query = tl.zeros((KC, BV), tl.float32), tl.zeros((KC, BV), tl.float32)
-    for i in tl.static_range(KP // KC):
-        channels = i * KC + some
-        inner = channels < K
-        known = inner[:, None] & inside[None, :] & (end > 0)
-        numbers = tl.load(state + channels[:, None] * V, mask=known, other=0.0).to(tl.float32)
-        of_key += numbers * tl.load(probes_in + mine * 2 * K + channels, mask=inner, other=0.0)[:, None]
-        of_query += (
-            numbers * tl.load(probes_in + (mine * 2 + 1) * K + channels, mask=inner, other=0.0)[:, None]
+        if WALK:
+            newest = ((begin + J - 1) % CAP).to(tl.int32)
+            added, since = tl.zeros(state.shape, tl.float32), tl.zeros((KP,), tl.float32)
+            for i in tl.range(0, J, loop_unroll_factor=4):
+                place = tl.where(newest >= i, newest - i, newest - i + CAP)
+                some = tl.load(journal_k + ring + place * (H * K) + channels, mask=inner, other=0.0).to(
+                    tl.float32
+                )
+                add = tl.load(
+                    journal_u + ((row * CAP + place) * H + head) * V + values, mask=inside, other=0.0
+                )
+                added += (tl.exp(since) * some)[:, None] * add[None, :]
+                since += tl.load(journal_g + ring + place * (H * K) + channels, mask=inner, other=0.0)
+            state = (tl.exp(since)[:, None] * state.to(tl.float32) + added).to(state.dtype)
+        else:
+            decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
+            state = _folded(state, decay, keys, adds)
+        tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
+        numbers = state.to(tl.float32)
+        of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
+        answer_one(
+            asked, of_key, of_query, row, head, token, at, values, inside & exists, out, journal_u, H, V, CAP
         )
-    recalled = tl.sum(of_key, 0) + tl.sum(to_key[:, None] * held, 0)
-    result = tl.sum(of_query, 0) + tl.sum(to_query[:, None] * held, 0)
-    fresh = strength.to(tl.float32) * (value - recalled)
-    tl.store(adds + (at % CAP) * (H * V), fresh, mask=inside)
-    tl.store(out + (token * H + head) * V + values, result + seen * fresh, mask=inside)
 
 
 @triton.jit
@@ -234,7 +268,7 @@ def _recalled_folded(
     found = tl.zeros((exists.shape[0], inside.shape[0]), tl.float32)
     places = tl.arange(0, JP)
     adds = tl.load(
-        ring_u + ((line + places) % CAP)[:, None] * (H * V),
+        ring_u + back(line + J, JP, CAP)[:, None] * (H * V),
         mask=(places < J)[:, None] & inside[None, :],
         other=0.0,
     )
@@ -284,7 +318,7 @@ def main(
     probes = probes_in + (mine * BOTH + rank[:, None]) * K
     entry = (is_key & exists)[:, None] & inside[None, :]
     held_u = tl.load(
-        ring_u + ((end + places) % CAP)[:, None] * (H * V),
+        ring_u + back(at, JP, CAP)[:, None] * (H * V),
         mask=(places < held)[:, None] & inside[None, :],
         other=0.0,
     )

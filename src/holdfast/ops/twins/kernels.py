@@ -1,5 +1,5 @@
-"""Parts of kernels: how one follows another, products at float32 accuracy, tokens that lie in the journal or are
-given, journals' tails."""
+"""Parts of kernels: how one follows another, places in a ring, products at float32 accuracy, tokens that lie in the
+journal or are given, journals' tails."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def list_folds(rows, base, end_base, folds, lanes, LP: tl.constexpr):
     folding = ((tl.load(rows + every, mask=real, other=0) > 0) & (ends > begins)).to(tl.int32)
     tl.store(folds + tl.cumsum(folding), every, mask=folding > 0)
     tl.store(folds, tl.sum(folding))
+
+
+@triton.jit
+def back(at, COUNT: tl.constexpr, CAP: tl.constexpr):
+    """[COUNT]: where the entries before `at` lie in a ring of CAP places, the newest first; of no use are those of
+    positions below 0."""
+    return (((at - 1) % CAP).to(tl.int32) - tl.arange(0, COUNT) + COUNT * CAP) % CAP
 
 
 @triton.jit

@@ -40,11 +40,12 @@ _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Launches here may run at the same time as those that follow, until `join`."""
+    """Launches here may run at the same time as those that follow, until `join`; their programs come first, or else
+    they would wait until all of the others have begun."""
     if device.type != "cuda":
         yield
         return
-    side = _sides.setdefault(device, torch.cuda.Stream(device))
+    side = _sides.setdefault(device, torch.cuda.Stream(device, priority=-1))
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield
