@@ -10,6 +10,7 @@
 experts  the same for a mixture of experts, of whose weights the floor counts those that are read
 load     prompts of 8,192 tokens arrive while 64 requests decode
 context  one request with up to 126,976 tokens of context
+journal  decode at batch 256 with the journal, and with a state that is rewritten for every token
 gaps     idle time of the device between steps at batch 64
 start    from process start to the first token, no compiled kernels at hand
 """
@@ -23,9 +24,9 @@ from typing import Any
 
 import torch
 
-from gpu import context, decode, gaps, load, models, start
+from gpu import context, decode, gaps, journal, load, models, start
 
-PARTS = ("start", "decode", "experts", "gaps", "load", "context")
+PARTS = ("start", "decode", "experts", "journal", "gaps", "load", "context")
 DENSE = ("lfm2-1.2b", "qwen3.5-4b")
 
 
@@ -77,6 +78,8 @@ def measure(part: str, args: argparse.Namespace, copy: float, matmul: float) -> 
     if part == "experts":
         batches = [n for n in args.batches if n <= 64]
         return decode.measure("qwen3.5-35b-a3b", batches, args.reps, copy, matmul, **how)
+    if part == "journal":
+        return journal.measure("qwen3.5-4b", 256, args.reps)
     if part == "load":
         return [load.measure(name) for name in args.models]
     if part == "context":

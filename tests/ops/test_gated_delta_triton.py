@@ -178,15 +178,21 @@ def test_a_step_of_nothing_but_folds() -> None:
     compare(Heads(1, 1, 16, 4), lanes, seed=6, dtype=torch.float32, decay="mild")
 
 
-def decoding(heads: Heads, copies: int, dtype: torch.dtype = torch.float32) -> None:
+def decoding(
+    heads: Heads,
+    copies: int,
+    dtype: torch.dtype = torch.float32,
+    at: list[Lane] | None = None,
+    grid: int = GRID,
+) -> None:
     """From projections to outputs, beside the reference; so many times the lanes."""
     width = 4
     lanes = [
         replace(lane, row=lane.row and lane.row + 10 * i, slot=lane.slot and lane.slot + 10 * i)
         for i in range(copies)
-        for lane in lanes_at(1, 3 + i)
+        for lane in at or lanes_at(1, 3 + i)
     ]
-    step = make_step(lanes, write_slots=[lane.slot + BESIDE * copies for lane in lanes])
+    step = make_step(lanes, write_slots=[lane.slot + BESIDE * copies for lane in lanes], grid=grid)
     keys, values = heads.keys * heads.key_dim, heads.values * heads.value_dim
     tokens, channels = sum(lane.count for lane in lanes), 2 * keys + values
     generator = seeded(5)
@@ -232,6 +238,11 @@ def test_a_token_goes_from_projection_to_output(dtype: torch.dtype) -> None:
 def test_with_many_lanes_folds_have_a_launch_of_their_own(dtype: torch.dtype) -> None:
     assert 5 * len(lanes_at(1, 1)) > twin.FEW_LANES
     decoding(Heads(1, 1, 16, 16), 5, dtype)
+
+
+def test_with_a_line_at_every_token_the_state_is_rewritten() -> None:
+    lanes = [Lane(1, 1), Lane(2, 1, 1, 0, 2), Lane(3, 1, 3, 2, 3), Lane(0, 0), Lane(4, 1, 18, 17, 4)]
+    decoding(Heads(1, 1, 16, 16), 5, at=lanes, grid=1)
 
 
 @everywhere
