@@ -45,7 +45,7 @@ def filled_pool(
 ) -> TemporalState:
     """Checkpoints and entries where the lanes have them, NaN everywhere else."""
     rows, slots = max(lane.row for lane in lanes), max(lane.slot for lane in lanes) + beside
-    window = max(WINDOW, *(lane.count for lane in lanes))
+    window = max(WINDOW, *(0 if lane.is_run else lane.count for lane in lanes))
     pool = delta_pool(rows, slots, heads, dtype=dtype, swapped=True, window=window)
     generator = seeded(seed)
     for number, lane in enumerate(lanes):
