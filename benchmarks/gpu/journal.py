@@ -1,35 +1,56 @@
-"""The journal against read-modify-write, from end to end: the same engine with a line at every token, which rewrites
-the state for each of them (`fold_every=1`)."""
+"""The journal against read-modify-write, from end to end: two engines with the same weights, measured in turn. One has
+a line at every token (`fold_every=1`): then the state is rewritten for each of them."""
 
 from __future__ import annotations
 
 import statistics
+from contextlib import ExitStack
 from typing import Any
 
-from .models import prompts, serving, timed
+from .models import serving, timed
+from .shapes import prompts
 
+MODEL, BATCH = "qwen3.5-4b", 256
 PROMPT, OUT, CHECKED = 128, 96, 16
 LINES = {"journal": 16, "rewritten": 1}
 
 
-def measure(name: str, batch: int, reps: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    answers: dict[str, list[list[int]]] = {}
-    for way, fold_every in LINES.items():
-        with serving(name, batch, max_model_len=512, fold_every=fold_every) as llm:
-            timed(llm, prompts(name, batch, PROMPT, 1), OUT // 3)  # compiles
-            steps = []
-            for rep in range(reps):
-                given = prompts(name, batch, PROMPT, 2 + rep)
-                half = timed(llm, given, OUT // 2)[0]
-                whole, answers[way] = timed(llm, given, OUT)
-                steps.append(2 * (whole - half) / OUT)
-        step = statistics.median(steps)
-        found.append({"model": name, "batch": batch, "way": way, "step_ms": 1e3 * step})
-        print(f"{name} batch {batch} {way}: step {1e3 * step:.3f} ms, {batch / step:.0f} tok/s", flush=True)
-    equal = sum(a[:CHECKED] == b[:CHECKED] for a, b in zip(*answers.values(), strict=True))
-    print(
-        f"journal {found[1]['step_ms'] / found[0]['step_ms']:.2f}x; {equal} of {batch} answers begin alike",
-        flush=True,
+def measure(reps: int) -> dict[str, Any]:
+    steps: dict[str, list[float]] = {way: [] for way in LINES}
+    alike = 0
+    with ExitStack() as stack:
+        engines = {
+            way: stack.enter_context(
+                serving(MODEL, BATCH, max_model_len=256, memory="50GiB", fold_every=fold_every)
+            )
+            for way, fold_every in LINES.items()
+        }
+        for rep in range(reps + 1):
+            given = prompts(MODEL, BATCH, PROMPT, rep)
+            answers = []
+            for way in LINES if rep % 2 else reversed(LINES):
+                half, (whole, tokens) = (
+                    timed(engines[way], given, OUT // 2)[0],
+                    timed(engines[way], given, OUT),
+                )
+                answers.append(tokens)
+                if rep:  # the first compiles
+                    steps[way].append(1e3 * (whole - half) / (OUT - OUT // 2))
+            alike = sum(a[:CHECKED] == b[:CHECKED] for a, b in zip(*answers, strict=True))
+    journal, rewritten = (statistics.median(steps[way]) for way in LINES)
+    return {
+        "model": MODEL,
+        "batch": BATCH,
+        "journal_ms": journal,
+        "rewritten_ms": rewritten,
+        "ratio": rewritten / journal,
+        "ranges_ms": {way: [min(its), max(its)] for way, its in steps.items()},
+        "begin_alike": alike,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['model']} batch {row['batch']}: journal {row['journal_ms']:.3f} ms a step, rewritten "
+        f"{row['rewritten_ms']:.3f} ({row['ratio']:.2f}x; {row['ranges_ms']}), {row['begin_alike']} answers begin alike"
     )
-    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .structured import Structured
-from .text import WHITE_SPACE, Tokenizer
+from .text import WHITE_SPACE, Tokenizer, parts, without_notes
 
 COMPILED = 256
 """Forms that are kept: services ask for the same ones again and again."""
@@ -55,7 +55,7 @@ class Grammars:
         """The innermost part of a schema that fails by itself: the compiler does not say where it was."""
         root, tried = schema, 0
         while True:
-            for name, part in islice(_parts(schema), MOST_PARTS - tried):
+            for name, part in islice(parts(schema), MOST_PARTS - tried):
                 tried += 1
                 alone = part | {key: root[key] for key in ("$defs", "definitions") if key in root}
                 matcher = self._matcher(_grammar(Structured(json=alone), self._tokenizer))
@@ -147,7 +147,7 @@ def _form(structured: Structured) -> dict[str, Any]:
     make, text = _library().LLMatcher, structured.text
     match structured.kind:
         case "json":
-            made = make.grammar_from_json_schema(text, WHITE_SPACE)
+            made = make.grammar_from_json_schema(json.dumps(without_notes(json.loads(text))), WHITE_SPACE)
         case "regex":
             made = make.grammar_from_regex(text)
         case "choice":
@@ -168,20 +168,6 @@ def _opening(end: str, tokenizer: Tokenizer) -> dict[str, str]:
 def quoted(text: str) -> str:
     """As Lark reads a text that is meant literally."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas inside a schema, and where they stand."""
-    for key, value in schema.items() if isinstance(schema, dict) else ():
-        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
-            named = [(f"{key}.{name}", part) for name, part in value.items()]
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            named = [(f"{key}[{place}]", part) for place, part in enumerate(value)]
-        elif key in ("items", "additionalProperties"):
-            named = [(key, value)]
-        else:
-            continue
-        yield from ((name, part) for name, part in named if isinstance(part, dict))
 
 
 def _first_lines(error: str) -> str:

@@ -191,10 +191,11 @@ def test_those_after_a_pre_empted_row_are_not_passed_over() -> None:
     harness.turn()
     long.planned = 12  # as if it had been cut: a run, behind the windows a and c
     seats = {seat.request.id: seat for seat in scheduler._running.values()}
+    seats["a"].quiet_until = 0  # as if it needed a page
     make_room = scheduler._make_room
 
     def send_away(seat: Seat, length: int, plan: PlanBuilder) -> bool:
-        seats["c"].leaving = True
+        seats["c"].leave()
         return make_room(seat, length, plan)
 
     scheduler._make_room = send_away  # type: ignore[method-assign]

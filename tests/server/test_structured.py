@@ -129,18 +129,31 @@ def test_a_call_that_is_named(client: openai.OpenAI, name: str) -> None:
 def test_calls_are_streamed(client: openai.OpenAI) -> None:
     options = COMMON | {"tools": TOOLS, "tool_choice": "required"}
     whole = client.chat.completions.create(**options).choices[0]
-    calls: dict[int, Any] = {}
+    names: list[str] = []
+    arguments: list[list[str]] = []
     for chunk in client.chat.completions.create(**options, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
-            assert call.index not in calls
-            calls[call.index] = call
+            if call.function.name:
+                assert call.id and call.type == "function" and call.index == len(names)
+                names.append(call.function.name)
+                arguments.append([])
+            assert call.index == len(names) - 1 and bool(call.id) == bool(call.function.name)
+            arguments[-1].append(call.function.arguments)
         assert not chunk.choices[0].delta.content
         reason = chunk.choices[0].finish_reason
-    assert reason == "tool_calls"
-    assert [calls[i].function for i in range(len(calls))] == [
-        type(calls[0].function)(name=call.function.name, arguments=call.function.arguments)
-        for call in whole.message.tool_calls
-    ]
+    assert reason == "tool_calls" and max(map(len, arguments)) > 3, "arguments come while they are written"
+    expected = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+    assert list(zip(names, map("".join, arguments), strict=True)) == expected
+
+
+def test_the_clients_helper_reads_the_pieces(client: openai.OpenAI) -> None:
+    options = COMMON | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    with client.chat.completions.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, (Gauge, Sail))
+    assert kinds.count("tool_calls.function.arguments.delta") > 3
+    assert kinds.count("tool_calls.function.arguments.done") == 1
 
 
 def test_tools_reach_the_model_and_none_hides_them(client: openai.OpenAI) -> None:

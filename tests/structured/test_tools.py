@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.random_model import CONFIG, IM_START, random_model
+from tests.text.calls import joined
 
 from holdfast import LLM, SamplingParams, Structured
 from holdfast.grammar import Grammars
@@ -70,11 +71,11 @@ def test_whatever_is_drawn_is_a_call() -> None:
         assert output.finish_reason == "stop", output.text
         text = llm.tokenizer.decode(output.token_ids[:-1], skip_special_tokens=False)
         parts = AnswerReader(calls=format, tools=TOOLS).take(text, final=True)
-        calls = [part.call for part in parts if part.call]
-        assert len(calls) == len(parts) and (several or len(calls) == 1), text
-        for call in calls:
-            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
-        names |= {call.name for call in calls}
+        calls = joined(parts)
+        assert all(part.call for part in parts) and (several or len(calls) == 1), text
+        for name, arguments in calls:
+            jsonschema.validate(arguments, SCHEMAS[name])
+        names |= {name for name, _ in calls}
         numbers.append(len(calls))
     assert names == set(SCHEMAS) and max(numbers) > 2
 

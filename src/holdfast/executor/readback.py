@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import NamedTuple
 
 import torch
@@ -108,32 +109,25 @@ class InFlight:
     def result(self) -> StepResult:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
-        work = self.lanes.work
-        kept, made = (
-            [slice(0)] * len(work),
-            [0] * len(work),
-        )  # of each lane: its tokens, and drafts that were made
-        for lane, begin, i in self._choosers():
-            kept[lane], made[lane] = slice(begin, begin + accepted[i] + 1), proposed[i]
-        logprobs = self._logprobs(kept)
-        prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
+        kept, made = self._kept(accepted, proposed, tokens)
+        row, generation, _, window, *_ = zip(*self.lanes.work, strict=True) if self.lanes.work else [()] * 4
+        scored, prompt_scored = self._logprobs(kept), self.prompt_scores.read() if self.prompt_scores else {}
+        rows = map(
+            RowResult,
+            row,
+            generation,
+            position,
+            kept,
+            _by_lane(scored),
+            _by_lane(prompt_scored),
+            base,
+            window,
+            made,
+            map(self.failed.__contains__, row),
+        )  # lanes without work are padding, and left over
         return StepResult(
             step=self.plan.step,
-            rows=tuple(
-                RowResult(
-                    row=work.row,
-                    generation=work.generation,
-                    position=position[lane],
-                    tokens=tuple(tokens[kept[lane]]),
-                    logprobs=logprobs.get(lane, ()),
-                    prompt_logprobs=prompt_logprobs.get(lane, ()),
-                    base=base[lane],
-                    window=work.window,
-                    proposed=made[lane],
-                    failed=work.row in self.failed,
-                )
-                for lane, work in enumerate(work)
-            ),
+            rows=tuple(rows),
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
@@ -169,14 +163,28 @@ class InFlight:
         alone = len(self.plan.starts) == len(self.plan.work)
         return self.laps.lap(self.begun, self.ended, alone=alone)
 
-    def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
+    def _kept(
+        self, accepted: list[int], proposed: list[int], tokens: list[int]
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Of each lane: its tokens, and how many drafts had been made."""
+        work, choices = self.lanes.work, self.lanes.choices
+        made = [0] * len(work)
+        if not choices.drafts.most and len(choices.choosers) == len(work):
+            return list(zip(map(tokens.__getitem__, choices.begins), strict=True)), made
+        kept: list[tuple[int, ...]] = [()] * len(work)
+        for lane, begin, i in self._choosers():
+            kept[lane], made[lane] = tuple(tokens[begin : begin + accepted[i] + 1]), proposed[i]
+        return kept, made
+
+    def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""
         if self.chosen.logprobs is None:
             return {}
-        scored = self.chosen.logprobs.read()
+        scored, begins = self.chosen.logprobs.read(), self.lanes.choices.begins
         return {
-            lane: tuple(logprob.best(count) for logprob in scored[kept[lane]])
-            for lane, count in self.chosen.wanted.items()
+            lane: tuple(logprob.best(wanted) for logprob in scored[begin : begin + len(kept[lane])])
+            for lane, begin in zip(self.lanes.choices.choosers, begins, strict=True)
+            if (wanted := self.chosen.wanted.get(lane)) is not None
         }
 
     def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
@@ -187,3 +195,8 @@ class InFlight:
             for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding
             if flag and work.row in self.grants
         )
+
+
+def _by_lane(some: dict[int, tuple[TokenLogprob, ...]]) -> Iterator[tuple[TokenLogprob, ...]]:
+    """Without end."""
+    return (some.get(lane, ()) for lane in count()) if some else repeat(())

@@ -16,7 +16,7 @@ from ..ops.backend import Ops
 from ..ops.sampling.reference import SamplingRows
 from ..plan import RowStart
 from ..request import SamplingParams
-from .inputs import Buffer, Lanes
+from .inputs import Buffer, Choices, Lanes
 from .logprobs import Logprobs, score
 from .tables import RowTables
 
@@ -66,16 +66,22 @@ class Sampler:
         self._params: dict[Row, SamplingParams] = {}
         self._kinds: dict[Row, tuple[bool, ...]] = {}
         """The fields of Needs, of one row."""
+        self._before: tuple[Choices, Needs] | None = None
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         for start in starts:
+            self._before = None
             p = self._params[start.row] = start.params
             scored, constrained = p.logprobs is not None, p.structured is not None
             self._kinds[start.row] = (p.draws, p.truncates, p.adjusts, scored, constrained)
 
     def needs(self, lanes: Lanes) -> Needs:
+        if self._before and self._before[0] is lanes.choices:
+            return self._before[1]
         kinds = {self._kinds[lanes.work[lane].row] for lane in lanes.choices.choosers}
-        return Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
+        needs = Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
+        self._before = lanes.choices, needs
+        return needs
 
     def choose(
         self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs, masks: Masks | None = None

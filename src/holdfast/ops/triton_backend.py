@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .acceptance import triton as acceptance
 from .acceptance.reference import Drafts, Verified
@@ -30,6 +31,7 @@ from .sampling.reference import SamplingRows
 from .selective_scan import triton as selective_scan
 from .ssd import triton as ssd
 from .step import StateStep
+from .twins import ahead
 from .twins.launch import tell
 
 
@@ -45,8 +47,11 @@ class TritonOps(Ops):
         }
         super().__init__("triton", orders)
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        ahead.compile_ahead(work)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
+        return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is None and linear.takes(x, weight):

@@ -153,7 +153,7 @@ class Scheduler:
         self._admit_waiting(plan)
         if not plan.work:
             return None
-        self._cache.launched(plan.step, plan.work)
+        self._cache.launched(plan.step, plan.work.keys())
         for seat in folding:
             self._cache.release(seat.row)
         self.counters.steps += 1
@@ -168,8 +168,15 @@ class Scheduler:
         for place, seat in enumerate(seats):
             if not plan.budget:
                 return
-            if seat.leaving or seat.row not in self._running:
+            if seat.leaving:
                 continue  # pre-empted a moment ago, for one that came before it
+            request = seat.request
+            if request.planned < seat.quiet_until and not (plan.propose or seat.lines):  # as most do
+                plan.add(RowWork(seat.row, seat.generation, 1, BONUS, request.planned, request.uncertain))
+                request.planned += 1
+                request.pending += 1
+                owed -= 1
+                continue
             budget = plan.budget
             if place == 0 and not self._is_window(seat.request):
                 # a long run, with every window still to come: it leaves them their tokens
@@ -188,9 +195,11 @@ class Scheduler:
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = [s for s in self._running.values() if not (s.leaving or s.request.known >= s.most_tokens)]
-        seats.sort(key=attrgetter("order"))
-        if all(self._is_window(s.request) for s in seats):
+        seats = sorted(self._running.values(), key=attrgetter("order"))
+        loud = [s for s in seats if s.request.planned >= s.quiet_until]
+        if any(map(_sits_out, loud)):
+            seats = [s for s in seats if not _sits_out(s)]
+        if all(self._is_window(s.request) for s in loud):
             return seats
         return sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
 
@@ -263,6 +272,10 @@ class Scheduler:
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
+        seat.quiet_until = 0
+        if window is BONUS and not seat.drafted:  # the next token is then all that it has to do
+            page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
+            seat.quiet_until = min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
@@ -336,7 +349,7 @@ class Scheduler:
             return None
         victim = max(self._running.values(), key=lambda s: s.request.order)
         if victim.row in plan.work or self._cache.in_flight(victim.row):
-            victim.leaving = True
+            victim.leave()
             return None
         self._requeue(victim)
         return victim
@@ -346,6 +359,7 @@ class Scheduler:
         return seat.leaving or seat.request.known - seat.request.uncertain >= seat.most_tokens
 
     def _requeue(self, seat: Seat) -> None:
+        seat.leave()
         self._leave_row(seat)
         seat.request.planned = 0
         seat.request.metrics.preemptions += 1
@@ -388,11 +402,13 @@ class Scheduler:
         self._cache.commit(result)
         self._cache.collected(result.step)
         self._depth.collected(result)
+        running = self._running
         for row_result in result.rows:
-            seat = self._running.get(row_result.row)
+            seat = running.get(row_result.row)
             if seat is None or seat.generation != row_result.generation:
                 continue  # ended while this step was in flight
-            seat.request.prompt_logprobs += row_result.prompt_logprobs
+            if row_result.prompt_logprobs:
+                seat.request.prompt_logprobs += row_result.prompt_logprobs
             if row_result.tokens:
                 self._take_tokens(seat, row_result)
                 advanced.append(seat.request)
@@ -417,17 +433,22 @@ class Scheduler:
         return ended
 
     def _take_tokens(self, seat: Seat, result: RowResult) -> None:
-        request, window = seat.request, result.window
-        request.pending -= window.most_chosen
-        request.uncertain -= window.drafts
-        request.planned -= window.most_chosen - len(result.tokens)
+        request, window, tokens = seat.request, result.window, seat.request.tokens
+        if window is BONUS:
+            request.pending -= 1
+        else:
+            request.pending -= window.most_chosen
+            request.uncertain -= window.drafts
+            request.planned -= window.most_chosen - len(result.tokens)
         if result.proposed:
             for acceptance in (self.speculation, request.metrics.speculation):
                 acceptance.count(drafts=result.proposed, accepted=len(result.tokens) - 1)
         if request.metrics.first_token is None:
             request.metrics.first_token = self._clock()
         for token in result.tokens:
-            request.tokens.append(token)
+            tokens.append(token)
+            if token not in seat.stops and len(tokens) < seat.most_tokens:
+                continue
             if reason := finish_reason(request, self._limits.max_model_len):
                 self._finish_row(seat)
                 self._end(request, FinishReason.ERROR if result.failed else reason)
@@ -443,3 +464,8 @@ class Scheduler:
         request.finish_reason = reason
         request.pending = request.uncertain = 0
         request.metrics.finished = self._clock()
+
+
+def _sits_out(seat: Seat) -> bool:
+    """Until a step in flight is collected."""
+    return seat.leaving or seat.request.known >= seat.most_tokens
