@@ -1,5 +1,6 @@
-"""The journal against read-modify-write, from end to end: two engines with the same weights, measured in turn. One has
-a line at every token (`fold_every=1`): then the state is rewritten for each of them."""
+"""The journal against read-modify-write, from end to end: two engines with the same weights, measured in turn.
+
+One has a line at every token (`fold_every=1`): then the state is rewritten for each of them."""
 
 from __future__ import annotations
 
@@ -52,5 +53,6 @@ def measure(reps: int) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     return (
         f"{row['model']} batch {row['batch']}: journal {row['journal_ms']:.3f} ms a step, rewritten "
-        f"{row['rewritten_ms']:.3f} ({row['ratio']:.2f}x; {row['ranges_ms']}), {row['begin_alike']} answers begin alike"
+        f"{row['rewritten_ms']:.3f} ({row['ratio']:.2f}x; {row['ranges_ms']}), {row['begin_alike']} answers "
+        "begin alike"
     )
