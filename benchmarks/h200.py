@@ -12,6 +12,7 @@ decode        steady decode and prefill, prompts of 512 tokens, 128 out, greedy;
               bytes of weights, state and KV take at the rate at which this GPU copies, or the operations at that of
               its products, if longer
 experts       the same for a mixture of experts, of whose weights the floor counts those that are read
+journal       a decode step of 256 requests with the journal, and with a state that is rewritten for every token
 stamps        a decode step of 64 requests with the sanitizer's stamps, and without
 gaps          idle time of the device between steps at batch 64
 load          prompts of 8,192 tokens arrive while 64 requests decode
@@ -36,7 +37,7 @@ from typing import Any
 
 import torch
 
-from gpu import context, decode, gaps, load, models, peers, shapes, stamps, start
+from gpu import context, decode, gaps, journal, load, models, peers, shapes, stamps, start
 
 Row = dict[str, Any]
 LINES: dict[str, Callable[[Row], str]] = {
@@ -45,6 +46,7 @@ LINES: dict[str, Callable[[Row], str]] = {
     "transformers": peers.transformers_line,
     "decode": decode.line,
     "experts": decode.line,
+    "journal": journal.line,
     "stamps": stamps.line,
     "gaps": gaps.line,
     "load": load.line,
@@ -99,6 +101,9 @@ def rows(part: str, args: argparse.Namespace, rates: tuple[float, float]) -> Ite
         return
     if part == "experts":
         yield from decode.measure("qwen3.5-35b-a3b", shapes.batches_of("", args.batches), 2, rates, **how)
+        return
+    if part == "journal":
+        yield journal.measure(args.reps)
         return
     for number, name in enumerate(args.models):
         if part == "decode":

@@ -11,7 +11,8 @@ channels) and is then a chain of products, without a loop over tokens:
 
 where `mix` holds the inverse of the window's triangular system. If the journal holds a whole line, C is folded
 first and stored; if the window passes a line, C is folded on the way and not stored, since what lies beyond
-may yet be rejected. Either way it passes through the pool's dtype before it is used.
+may yet be rejected. Either way it passes through the pool's dtype before it is used. Of a TREE's nodes each sees its
+ancestors, and none passes a line: until it is known which are kept, all are entries.
 
 A checkpoint is stored [slot, head, key, value]. Products against a float32 checkpoint split it into three
 bfloat16 parts: probes are bfloat16, so that every product is exact and only sums round. Cursors are read from
@@ -23,6 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..twins.kernels import BEYOND, sees
 from . import checkpoint_kernels as checkpoints
 
 
@@ -66,10 +68,10 @@ def front(
     gain_out,  # [lanes, HV, 2 TP]: decay of the checkpoint
     mix_out,  # [lanes, HV, 2 TP, TP]
     mid_out, mid_gain,  # [lanes, HV, JP], [lanes, HV]: weights of the fold that the window passes
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + lane).to(tl.int64)
@@ -79,10 +81,8 @@ def front(
         return
     HV: tl.constexpr = H * GROUP
     BOTH: tl.constexpr = 2 * TP
-    held, line = (
-        (at - end).to(tl.int32),
-        (end + J - at).to(tl.int32),
-    )  # entries; the token that passes the line
+    held = (at - end).to(tl.int32)
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
     places, probes, channels = tl.arange(0, JP), tl.arange(0, BOTH), tl.arange(0, K)
     nodes, padded = tl.arange(0, TP), tl.arange(0, BOTH)
     ring = journal_k + (row * CAP * H + head) * K
@@ -106,8 +106,13 @@ def front(
 
     alive = nodes < count
     own_side = nodes < line
-    chain = ((nodes[None, :] <= nodes[:, None]) & alive[None, :] & alive[:, None]).to(tl.float32)
-    probe_chain = (padded[None, :] <= token[:, None]) & (padded[None, :] < count) & exists[:, None]
+    real, probed = alive[None, :] & alive[:, None], (padded < count)[None, :] & exists[:, None]
+    if TREE:
+        chain = sees(tree, tree_size, lane, nodes[:, None], nodes[None, :], real).to(tl.float32)
+        probe_chain = sees(tree, tree_size, lane, token[:, None], padded[None, :], probed)
+    else:
+        chain = ((nodes[None, :] <= nodes[:, None]) & real).to(tl.float32)
+        probe_chain = (padded[None, :] <= token[:, None]) & probed
     probe_side = token < line
     for member in tl.static_range(GROUP):
         value_head = head * GROUP + member
@@ -202,6 +207,7 @@ def main(
     v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BK: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -209,7 +215,8 @@ def main(
     begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
-    held, line = (at - end).to(tl.int32), (end + J - at).to(tl.int32)
+    held = (at - end).to(tl.int32)
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
     passes = (line > 0) & (line < count)
     folds = (end > begin) | passes
     if (row == 0) | (folds != FOLDS):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, early, folds_of, join
+from ..twins.launch import LEAST, beside, early, folds_of, join, tree_of
 from . import kernels, single_kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -92,7 +92,7 @@ def windows(
     scratch: Scratch | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Absorb the step's windows, chains only; as `ops.journal.advance` does for GatedDelta.
+    """Absorb the step's windows; as `ops.journal.advance` does for GatedDelta.
 
     qk  [tokens, 2, H, K]: queries, which are scaled here, and keys as the journal keeps them
     """
@@ -121,10 +121,10 @@ def windows(
         absorb_singles(qk, v, pool, step, out, scratch, tiles, shape)
         return out
     tiles = tiles or WINDOW_TILES
-    shape |= {"TP": padded(step.longest_window), "J": grid}
+    shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
-        *prepared, *coefficients, *cursors, step.end_base, *strides, **shape, num_warps=1
+        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape, num_warps=1
     )
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))

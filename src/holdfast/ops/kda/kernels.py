@@ -11,8 +11,9 @@ head, block of value channels) and is then a chain of products:
     Y = mix @ (beta * (V - R))                   upper half: the window's own entries; lower half: what queries see
     out = R + Y                                  lower half
 
-Folds, lines passed and rounding are as for the gated delta rule. Runs go the same way in windows of at most 16 tokens
-that end on the grid, with the state in registers; a token that the journal holds already is one whose entry is known.
+Folds, lines passed, trees and rounding are as for the gated delta rule. Runs go the same way in windows of at most
+16 tokens that end on the grid, with the state in registers; a token that the journal holds already is one whose entry
+is known.
 
 A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of 32 heads of 128 x 128,
 float32, J = 16: the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
@@ -25,25 +26,29 @@ import triton
 import triton.language as tl
 
 from ..gated_delta.single_kernels import answer_one, ask_one
-from ..twins.kernels import back, piece, product
+from ..twins.kernels import BEYOND, back, piece, product, sees
 
 
 @triton.jit
-def _own(apart, keys, inverse, t, since, gate, key, query, strength):
-    """One token more of a window: what it and its query see of the window's own entries, since token `since`.
+def _own(apart, keys, inverse, t, seen, key, query, strength):
+    """One token more of a window: what it and its query see of the window's own entries.
 
-    apart    [TP, K]: of each token, the sum of gates after it up to the last
+    apart    [TP, K]: of each token that is seen, the sum of gates after it up to this one
     inverse  [TP, TP]: of the triangular system, rows before t
     """
     nodes = tl.arange(0, keys.shape[0])
-    apart = tl.where((nodes < t)[:, None], apart + gate[None, :], 0.0)
-    seen = (nodes <= t) & ((nodes >= since) | (t < since))
     decayed = tl.where(seen[:, None], tl.exp(apart) * keys, 0.0)
     recalls = tl.where(nodes < t, strength * tl.sum(decayed * key[None, :], 1), 0.0)
     solved = tl.where(nodes == t, 1.0, 0.0) - tl.sum(recalls[:, None] * inverse, 0)
     inverse = tl.where((nodes == t)[:, None], solved[None, :], inverse)
     by_query = tl.sum(tl.sum(decayed * query[None, :], 1)[:, None] * inverse, 0)
-    return apart, inverse, solved, by_query
+    return inverse, solved, by_query
+
+
+@triton.jit
+def _passed_on(apart, t, gate):
+    """The same sums when one token more has come, whose own is zero."""
+    return tl.where((tl.arange(0, apart.shape[0]) < t)[:, None], apart + gate[None, :], 0.0)
 
 
 @triton.jit
@@ -53,10 +58,10 @@ def front(
     probes_out,  # [lanes, H, 2 TP, K]
     old_out,  # [lanes, H, 2 TP, JP]: of each held entry, what keys and queries recall
     mix_out,  # [lanes, H, 2 TP, TP]
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     q_stride, k_stride, g_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
@@ -65,7 +70,7 @@ def front(
     if (row == 0) | (count == 0):
         return
     held = (at - end).to(tl.int32)
-    line = J - held  # the token that passes it
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
     places, nodes, channels = tl.arange(0, JP), tl.arange(0, TP), tl.arange(0, KP)
     inner, mine = channels < K, lane.to(tl.int64) * H + head
     ring_k = journal_k + (row * CAP * H + head) * K + channels
@@ -91,6 +96,9 @@ def front(
     since = tl.cumsum(after, 0)
     total = oldest + tl.sum(after, 0)
     apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
+    passed = tl.zeros(
+        (KP,), tl.float32
+    )  # gates of what a token sees of its window, since the line if it is beyond
     probes = probes_out + mine * 2 * TP * K + channels
     old, mix = old_out + mine * 2 * TP * JP + places, mix_out + mine * 2 * TP * TP + nodes
     for t in range(count):
@@ -98,16 +106,25 @@ def front(
         key = tl.load(given_k + t * k_stride, mask=inner, other=0.0).to(tl.float32)
         query = tl.load(given_q + t * q_stride, mask=inner, other=0.0).to(tl.float32)
         strength = tl.load(beta + (first + t) * beta_stride + head).to(tl.float32)
-        total = tl.where(t == line, 0.0, total) + gate
-        since += gate
-        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, line, gate, key, query, strength)
-        decayed = tl.exp(since) * held_keys  # of no use beyond the line
+        if TREE:
+            seen = sees(tree, tree_size, lane, t, nodes, nodes <= t)
+            apart, passed = tl.zeros((TP, KP), tl.float32), tl.zeros((KP,), tl.float32)
+            for node in range(t + 1):
+                if sees(tree, tree_size, lane, t, node, True):
+                    step = tl.load(given_g + node * g_stride, mask=inner, other=0.0)
+                    apart, passed = _passed_on(apart, node, step), passed + step
+        else:
+            seen = (nodes <= t) & ((nodes >= line) | (t < line))
+            apart, passed = _passed_on(apart, t, gate), tl.where(t == line, 0.0, passed) + gate
+        inverse, solved, by_query = _own(apart, keys, inverse, t, seen, key, query, strength)
+        decayed = tl.exp(since + passed[None, :]) * held_keys  # of no use beyond the line
+        gain = tl.exp(tl.where(t < line, total, 0.0) + passed)
         tl.store(mix + t * TP, solved)
         tl.store(mix + (TP + t) * TP, by_query)
         tl.store(old + t * JP, tl.sum(decayed * key[None, :], 1))
         tl.store(old + (TP + t) * JP, tl.sum(decayed * query[None, :], 1))
-        tl.store(probes + t * K, tl.exp(total) * key, mask=inner)
-        tl.store(probes + (TP + t) * K, tl.exp(total) * query, mask=inner)
+        tl.store(probes + t * K, gain * key, mask=inner)
+        tl.store(probes + (TP + t) * K, gain * query, mask=inner)
 
 
 @triton.jit
@@ -294,6 +311,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -302,7 +320,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    line = J - held
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
     passes = count > line
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
@@ -406,7 +424,8 @@ def front_run(
         key = tl.sum(tl.where((nodes == t)[:, None], keys, 0.0), 0)
         query = tl.load(q + token * q_stride + head * K + channels, mask=given, other=0.0).to(tl.float32)
         strength = tl.load(beta + token * beta_stride + head, mask=t >= held, other=0.0).to(tl.float32)
-        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, 0, gate, key, query, strength)
+        apart = _passed_on(apart, t, gate)
+        inverse, solved, by_query = _own(apart, keys, inverse, t, nodes <= t, key, query, strength)
         tl.store(mix + t * TP, solved)
         tl.store(mix + (TP + t) * TP, by_query)
 

@@ -24,6 +24,7 @@ from ..twins.launch import (
     padded,
     rowwise,
     tell,
+    tree_of,
 )
 from . import kernels
 
@@ -90,7 +91,7 @@ def advance(
     tiles: Tiles | None = None,
     run_tiles: Tiles = RUNS,
 ) -> Tensor:
-    """As `ops.journal.advance` does for KDA; windows are chains. The pool has its axes in ORDER."""
+    """As `ops.journal.advance` does for KDA. The pool has its axes in ORDER."""
     tell(pool, step, len(v))
     inputs = {"q": q, "k": k, "v": v, "log_g": log_g, "beta": beta}
     inputs = {name: rowwise(given) for name, given in inputs.items()}
@@ -125,8 +126,9 @@ def _windows(
         )  # fmt: skip
         _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
         return
+    shape |= {"TREE": step.tree is not None}
     kernels.front[(heads, lanes)](
-        *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *strides,
+        *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
         **shape, TP=_tokens(step), num_warps=4,
     )  # fmt: skip
     tiles = tiles or WINDOWS

@@ -20,6 +20,16 @@ def follow(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+BEYOND = tl.constexpr(1 << 30)
+"""No window goes so far: where the next line is to one that branches. It passes none."""
+
+
+@triton.jit
+def sees(tree, size, lane, nodes, others, real):
+    """Of a window that branches: whether each of these nodes sees each of the others. tree [windows, size, size]"""
+    return tl.load(tree + (lane.to(tl.int64) * size + nodes) * size + others, mask=real, other=0) != 0
+
+
 @triton.jit
 def list_folds(rows, base, end_base, folds, lanes, LP: tl.constexpr):
     """folds [1 + lanes]: how many lanes fold, and which."""

@@ -83,6 +83,14 @@ def folds_of(step: StateStep) -> Tensor:
     return step.once("folds", listed)
 
 
+def tree_of(step: StateStep) -> tuple[Tensor, int]:
+    """For kernels with TREE: who sees whom in each window, [windows, T, T] of bytes, and T; if they branch."""
+    if step.tree is None:
+        return step.rows, 0
+    ancestors = step.tree.ancestors
+    return step.once("bytes of a tree", lambda: ancestors.contiguous().view(torch.uint8)), ancestors.shape[-1]
+
+
 # --- runs --------------------------------------------------------------------------------------------------
 
 
