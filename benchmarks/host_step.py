@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 import holdfast.engine
-from gpu.models import LFM2_1_2B, options
+from gpu.models import options
+from gpu.shapes import MODELS
 from holdfast import LLM, SamplingParams
 from holdfast.answer import Answer
 from holdfast.engine import Engine
@@ -39,7 +40,7 @@ from holdfast.scheduler import Scheduler
 from holdfast.service import Service
 
 SMALL: dict[str, Any] = {
-    **LFM2_1_2B,
+    **MODELS["lfm2-1.2b"],
     "vocab_size": 256,
     "hidden_size": 32,
     "block_dim": 32,
@@ -127,9 +128,9 @@ class NoDevice(Runner):
             self._position[start.row] = start.base
 
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
-        return Passed(None, None, None)  # type: ignore[arg-type]
+        return Passed(None, None)  # type: ignore[arg-type]
 
-    def _end(self, passed: Passed, lanes: Lanes, *_: Any) -> Ended:
+    def _end(self, passed: Passed, lanes: Lanes, *_: Any) -> Ended:  # type: ignore[override]
         rows, choices = lanes.rows.numpy(), lanes.choices
         position = self._position[rows] + lanes.counts.numpy()
         self._position[rows] = position
@@ -159,7 +160,9 @@ def engine_without_device() -> Iterator[None]:
 
 @contextmanager
 def serving(device: str, lanes: int, *, reuse: bool) -> Iterator[LLM]:
-    config, others = (LFM2_1_2B, {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
+    config, others = (
+        (MODELS["lfm2-1.2b"], {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
+    )
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         asked = options(lanes, max_model_len=1024, enable_prefix_caching=reuse, **others)

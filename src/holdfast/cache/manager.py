@@ -198,10 +198,10 @@ class CacheManager:
         for grant in result.missed:
             if holding := self._tenant(grant.row, grant.generation):
                 self._checkpoints.take_back(holding, grant)
-        page_size = self._limits.page_size
+        holdings, page_size, reused = self._holdings, self._limits.page_size, self.prefix_reuse
         rows = zip(result.work, result.positions, result.bases, strict=True)
         for (row, generation, _, _), position, base in rows:
-            holding = self._holdings.get(row)
+            holding = holdings.get(row)
             if holding is None or holding.generation != generation:
                 holding = self._tenant(row, generation)
                 if holding is None:
@@ -209,7 +209,7 @@ class CacheManager:
             holding.position = position
             if base > holding.base:
                 self._note_fold(holding, base)
-            if position >= (len(holding.path) + 1) * page_size and self.prefix_reuse:
+            if reused and position >= (len(holding.path) + 1) * page_size:
                 self._publish_pages(holding, position)
 
     def collected(self, step: int) -> None:
