@@ -306,7 +306,7 @@ class Sanitizer:
                 places, outside = self._of_this_step(place.rows, place.first, place.where)
             else:
                 assert isinstance(place, PagePlaces)
-                index = place.pages * self._page_size + place.offset
+                index = place.where(self._page_size)
                 places, outside = self._of_this_step(place.rows, place.position, index)
             wrong = self._foreign(group.stamps, places)
             wrong = wrong if outside is None else wrong | outside
