@@ -14,6 +14,7 @@ from torch import Tensor
 from ..config import Limits
 from ..grammar import Grammars
 from ..layers.batch import Batch
+from ..memory.accesses import Use
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
@@ -41,6 +42,8 @@ class Passed:
 
     batch: Batch
     hidden: Tensor
+    uses: tuple[Use, ...]
+    """Of state, by a uniform step under the sanitizer."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Runner:
         lanes = self.inputs.fill(plan)
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
+        if self.sanitizer and lanes.uniform:
+            self.sanitizer.single_tokens.expect(lanes.work)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -184,7 +189,8 @@ class Runner:
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        return Passed(batch, self.ensemble(batch, absorbs))
+        hidden = self.ensemble(batch, absorbs)
+        return Passed(batch, hidden, self.sanitizer.uses() if self.sanitizer else ())
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
@@ -197,7 +203,7 @@ class Runner:
         sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, sampled, verified, committed, number)
+        self._settle(passed, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
@@ -235,6 +241,7 @@ class Runner:
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
             tree=self.speculation.trees.of(lanes) if self.speculation.trees else None,
+            uniform=lanes.uniform,
         )
         rows, positions, tokens = self.model.ops.absorbed(
             self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
@@ -245,7 +252,7 @@ class Runner:
 
     def _settle(
         self,
-        batch: Batch,
+        passed: Passed,
         lanes: Lanes,
         sampled: Chosen,
         verified: Verified,
@@ -254,8 +261,17 @@ class Runner:
     ) -> None:
         if self.sanitizer is None:
             return
-        choices = lanes.choices
-        chose = list(choices.choosers) if lanes.uniform else slice(None)
+        batch, choices = passed.batch, lanes.choices
+        if lanes.uniform:
+            self.sanitizer.single_tokens.settle(
+                passed.uses,
+                batch.step,
+                tokens=batch.tokens,
+                tell=choices.drafts.tell,
+                chosen=sampled.tokens,
+                used=committed.used,
+            )
+            return
         self.sanitizer.settle(
             Done(
                 number=step,
@@ -266,8 +282,8 @@ class Runner:
                 tokens=batch.tokens,
                 places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
-                accepted=verified.accepted[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens),
+                accepted=verified.accepted,
                 granted={
                     lane: grant
                     for lane, work in enumerate(lanes.work)
@@ -285,5 +301,8 @@ class Runner:
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
+        if lanes.uniform:
+            fetched = Fetch(self.sanitizer.single_tokens.found)
+            return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -92,6 +92,7 @@ class StatePool:
         exports: tuple[Export, ...] = (),
         tree: Tree | None = None,
         window_tokens: int | None = None,
+        uniform: bool = False,
     ) -> StateStep:
         """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
         stood = self.ops.begin(self.cursors, rows, counts, num_windows=num_windows, grid=self.grid)
@@ -110,6 +111,7 @@ class StatePool:
             exports=exports,
             tree=tree,
             window_tokens=window_tokens,
+            uniform=uniform,
         )
 
     def look_ahead(self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None) -> StateStep:
