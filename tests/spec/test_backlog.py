@@ -12,6 +12,7 @@ import pytest
 from tests.host.restless import Lulls, Restless
 from tests.models.conformance import bits, prompts, slow_but
 from tests.reuse.families import Find
+from tests.spec.families import FAMILIES
 from tests.spec.formats import (
     Target,
     write_dflash,
@@ -55,9 +56,8 @@ DAILY = [
     ("eagle3", "pre-empted", LULL),
     ("mtp", "short-memory", LONG_LULL),
     ("dflash", "plain", LONG_LULL),
-    ("multi", "pre-empted", LONG_LULL),
+    ("multi", "long-pages", LONG_LULL),
     ("recurrent", "plain", RESTLESS),
-    ("standalone", "long-pages", LONG_LULL),
 ]
 
 
@@ -86,6 +86,26 @@ def test_drafts_after_a_lull_are_those_without(
         assert sum(output.cached_tokens for output in found) > 50
     assert not always["catch_up"] and took["catch_up"]
     assert took["absorb"] < (0.7 if lull else 1.0) * always["absorb"]
+
+
+PAUSES = tuple(depth for pause in range(9, 20) for depth in (3, *[0] * pause))
+"""Longer than a page, each ended at another place of one."""
+
+
+@pytest.mark.parametrize("family", slow_but(["gated-delta"], FAMILIES))
+def test_lines_that_it_passes_while_behind_are_where_the_model_has_them(find: Find, family: str) -> None:
+    """A model that drafts for itself is right every time, if it finds its state where the model finds its own."""
+    model = find(family)[0]
+    config = _head("standalone", model) | {"num_speculative_tokens": 3, "adaptive": True}
+    llm = LLM(model, **EXACT | dict(max_model_len=256), max_num_batched_tokens=256, speculative_config=config)
+    llm._engine.scheduler._depth = Lulls(PAUSES)
+    asked = SamplingParams(max_tokens=110, ignore_eos=True)
+    first = llm.generate(GIVEN[1:4], asked)
+    again = [[*prompt, *output.token_ids, 7] for prompt, output in zip(GIVEN[1:4], first, strict=True)]
+    second = llm.generate(again, asked)
+    assert sum(output.cached_tokens for output in second) > 50
+    found = llm.speculation_stats()
+    assert found.drafts > 60 and found.accepted == found.drafts
 
 
 def _served(
