@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,6 +87,7 @@ class Runner:
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
         self.backlog = Backlog(patient, limits, self.inputs.behind)
+        self._max_window = limits.max_window
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -120,8 +122,9 @@ class Runner:
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
                 graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
-            behind = self.backlog.on_device(shape.lanes, turn=0)
-            graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
+            rows, missed = self.backlog.on_device(shape.lanes, turn=0)
+            most = self._max_window if self.backlog.trails else self.backlog.most
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -171,20 +174,31 @@ class Runner:
         backlog = self.backlog
         if not backlog.most:
             return True
-        rows = [work.row for work in lanes.work]
         grows = backlog.may_grow(plan, lanes)
-        if backlog.tokens and not (grows and backlog.holds(rows)):
-            size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
-            behind = backlog.on_device(size or len(backlog.rows), plan.step)
-            most = backlog.most if size else backlog.tokens
-            self.graphs.run(("catch up", size), lambda: self._catch_up(*behind, most))
-            backlog.clear()
+        if backlog.tokens and not (grows and backlog.holds(plan, lanes)):
+            self._clear_backlog(plan.step)
         if grows:
-            backlog.grow(rows)
+            if backlog.trails and not backlog.tokens:
+                self.state.trail()
+            backlog.grow(lanes)
+        backlog.heard(plan)
         return not grows
 
-    def _catch_up(self, rows: Tensor, counts: Tensor, most: int) -> None:
-        self.speculation.catch_up(rows, counts, most, self.state, self.kv)
+    def _clear_backlog(self, turn: int) -> None:
+        backlog = self.backlog
+        size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
+        rows, missed = backlog.on_device(size or len(backlog.rows), turn)
+        most, passes = backlog.most if size else backlog.tokens, 1
+        if backlog.trails:
+            most = self._max_window
+            passes = 1 + math.ceil((backlog.tokens - 1) / most)
+        for _ in range(passes):
+            self.graphs.run(("catch up", size), lambda: self._catch_up(rows, missed, most))
+        backlog.clear()
+
+    def _catch_up(self, rows: Tensor, missed: Tensor, most: int) -> None:
+        by = self.speculation
+        (by.catch_up_behind if self.backlog.trails else by.catch_up)(rows, missed, most, self.state, self.kv)
 
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
