@@ -92,16 +92,19 @@ class Matcher:
     def __init__(self, matcher: Any, eos_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._eos = eos_token_ids
+        self._left = False
 
     @property
     def failed(self) -> bool:
-        """The form became too involved to follow. Then nothing but the end is permitted."""
-        return bool(self._matcher.is_error())
+        """The form became too involved to follow, or a token was chosen that it does not permit, which must not
+        happen. Such an answer is not to be trusted, and ends."""
+        return self._left or bool(self._matcher.is_error())
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Those that were chosen. An end-of-text token, and whatever came after it, leads nowhere."""
+        """Those that were chosen. Whatever comes after an end-of-text token leads nowhere."""
         for token in tokens:
             if not self._follow(token):
+                self._left |= token not in self._eos
                 return
 
     def permitted(self, drafts: Sequence[int], parents: Sequence[int]) -> Iterator[tuple[int, bytes]]:

@@ -30,6 +30,7 @@ MUST_HAPPEN = (
     "pre-emptions",
     "publishes",
     "tokens compared",
+    "tokens of answers with a form",
     *(f"runs with {drafter}" for drafter in DRAFTERS),
 )
 

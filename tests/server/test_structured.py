@@ -164,6 +164,15 @@ def test_tools_reach_the_model_and_none_hides_them(client: openai.OpenAI) -> Non
     assert used[0].prompt_tokens > used[1].prompt_tokens + 50
 
 
+def test_tools_are_counted_before_they_are_sent(client: openai.OpenAI) -> None:
+    asked = {"messages": MESSAGES, "tools": TOOLS}
+    counted = client.post("/../tokenize", cast_to=object, body=asked)
+    used = client.chat.completions.create(**COMMON | {"max_tokens": 1}, tools=TOOLS).usage
+    assert counted["count"] == used.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="tools is not for it to set"):
+        client.post("/../tokenize", cast_to=object, body=asked | {"chat_template_kwargs": {"tools": []}})
+
+
 def test_a_conversation_goes_on_after_a_call(client: openai.OpenAI) -> None:
     options = COMMON | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     said = client.chat.completions.create(**options).choices[0].message
