@@ -75,6 +75,7 @@ def test_any_object(client: openai.OpenAI) -> None:
         ({"guided_regex": r"\d{2}:\d{2}"}, r"\d{2}:\d{2}"),
         ({"guided_choice": ["ebb", "flood"]}, "ebb|flood"),
         ({"guided_grammar": 'start: "x" "y"~2..4'}, "xy{2,4}"),
+        ({"guided_grammar": 'root ::= "x" y\ny ::= "y"{2,4}'}, "xy{2,4}"),
         ({"guided_json": {"enum": [1, 2]}}, "[12]"),
         ({"guided_json": '{"enum": [1, 2]}'}, "[12]"),
         ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
@@ -232,6 +233,8 @@ def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:
             "guided_regex and guided_choice are both",
         ),
         ({"extra_body": {"structured_outputs": {"regx": "a"}}}, "regx"),
+        ({"extra_body": {"guided_decoding_backend": "x"}}, "forms are compiled by llguidance alone"),
+        ({"extra_body": {"ebnf": "x"}}, "ebnf is not supported: it is called guided_grammar"),
         ({"extra_body": {"guided_regex": "a", "min_tokens": 3}}, "min_tokens is not for structured answers"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},

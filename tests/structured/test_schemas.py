@@ -43,7 +43,9 @@ for name, pattern in {
     "time": r"\d\d:\d\d:\d\d(\.\d+)?(Z|z|[+-]\d\d:\d\d)",
     "date-time": r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?(Z|z|[+-]\d\d:\d\d)",
 }.items():
-    formats.checks(name)(lambda value, pattern=pattern: bool(re.fullmatch(pattern, value)))
+    formats.checks(name)(
+        lambda value, pattern=pattern: not isinstance(value, str) or bool(re.fullmatch(pattern, value))
+    )
 
 
 def closing_bias(llm: LLM) -> dict[int, float]:

@@ -161,6 +161,20 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     skip_special_tokens: bool | None = False
 
 
+ELSEWHERE = {
+    "guided_decoding_backend": "forms are compiled by llguidance alone",
+    "guided_whitespace_pattern": "a schema's own x-guidance says what may stand between the parts of JSON",
+    "structural_tag": "give a grammar",
+    "regex": "it is called guided_regex",
+    "ebnf": "it is called guided_grammar",
+    "json_schema": "it is called guided_json, or stands in response_format",
+    "functions": "they are called tools",
+    "function_call": "it is called tool_choice",
+    "separate_reasoning": "thoughts always stand apart, in reasoning_content",
+    "reasoning_effort": "chat_template_kwargs has the switches of the model's template",
+}
+"""Parameters of other servers, and what to do without them."""
+
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 SAMPLING = (
@@ -186,6 +200,8 @@ def decode(kind: type[Asked], body: bytes) -> Asked:
 def _explained(kind: type[msgspec.Struct], said: str) -> ApiError:
     if found := re.search(r"unknown field `([^`]*)`", said):
         name = found[1]
+        if name in ELSEWHERE:
+            return ApiError(400, f"{name} is not supported: {ELSEWHERE[name]}", param=name)
         return ApiError(
             400, f"there is no parameter {name!r}{nearest(name, kind.__struct_fields__)}", param=name
         )
