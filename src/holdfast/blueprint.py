@@ -31,15 +31,19 @@ class Blueprint:
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         self._config, self._model = config, describe(directory)
         self._drafter = plan_drafter(config, self._model)
-        size = measure(self._lay_out_packed, self._model.facts.vocab_size)
+        size = measure(self._lay_out, self._model.facts.vocab_size)
         facts = replace(self._model.facts, recurrent=bool(size.state))  # if only by its drafter
         self.facts: ModelFacts = facts
-        footprint = Footprint(size, table_bytes, config.sanitizer)
+        self.uniform = config.device.startswith("cuda") and config.sanitizer == "off" and size.recordable
+        """Are steps of windows padded to a few shapes, so that they can be recorded?"""
+        records = self.uniform and not config.eager
+        footprint = Footprint(size, table_bytes, config.sanitizer, records)
         limits = resolve(config, facts, footprint.costs(config.page_size), _available(config))
         self.capacity: CapacityPlan = make_plan(config, facts, limits, footprint)
 
     def build(self, weights_of: CausalLM | None = None) -> Ensemble:
-        """With the weights in the directory. Those of a model of it that was built before spare loading them."""
+        """With the weights in the directory. Those of a model of it that was built before spare loading them, if they
+        lie in memory as this one wants them."""
         config = self._config
         if config.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"device={config.device!r}: torch finds no CUDA device here; use device='cpu'")
@@ -47,7 +51,8 @@ class Blueprint:
             ensure_safe_bf16()
         ensemble = self._lay_out(max_positions(self.capacity.limits))
         model, drafter = ensemble.model, ensemble.drafter
-        if weights_of is not None:
+        if weights_of is not None and type(weights_of.ops) is type(model.ops):
+            pack(model, model.ops, config.device)
             model.load_state_dict(weights_of.state_dict(keep_vars=True), assign=True)
         else:
             self._load(model, self._model.directory, self._model.rename)
@@ -64,11 +69,6 @@ class Blueprint:
             fill_with_noise(model, torch.device(config.device), config.seed)
         else:
             load_weights(model, directory, rename, device=config.device)
-
-    def _lay_out_packed(self, positions: int) -> Ensemble:
-        ensemble = self._lay_out(positions)
-        pack(ensemble, ensemble.model.ops, self._config.device)
-        return ensemble
 
     def _lay_out(self, positions: int) -> Ensemble:
         """On no device."""

@@ -57,9 +57,10 @@ class Oracle:
             self._answers[key] = self._ask(setting, Request("oracle", tuple(prompt), params, seed=seed))
         return self._answers[key][:count]
 
-    def weights(self, model: str) -> CausalLM | None:
-        """Of a model that was loaded before."""
-        return next((e.runner.model for s, e in self._engines.items() if s.model == model), None)
+    def weights(self, setting: Setting) -> CausalLM | None:
+        """Of a model that was loaded before, in the order in which its weights lie in memory."""
+        wanted = setting.model, setting.exact
+        return next((e.runner.model for s, e in self._engines.items() if (s.model, s.exact) == wanted), None)
 
     def _ask(self, setting: Setting, request: Request) -> tuple[TokenLogprob, ...]:
         engine = self._engines.get(setting)
@@ -79,7 +80,7 @@ class Oracle:
             overlap=False,
             enable_prefix_caching=False,
         )
-        return build_engine(directory(setting.model), config, weights_of=self.weights(setting.model))
+        return build_engine(directory(setting.model), config, weights_of=self.weights(setting))
 
 
 ORACLE = Oracle()

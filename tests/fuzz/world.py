@@ -91,7 +91,7 @@ class World:
             made = directory(name) if method == "standalone" else head(method, name)
             speculative = {**speculative, "model": str(made)}
         config = EngineConfig(**{**options, "speculative_config": speculative})
-        self.engine: Engine = build_engine(directory(model), config, weights_of=ORACLE.weights(model))
+        self.engine: Engine = build_engine(directory(model), config, weights_of=ORACLE.weights(self.setting))
         if speculative and speculative["method"] in ("ngram", "standalone"):
             spoil_drafts(self.engine)
         elif speculative:

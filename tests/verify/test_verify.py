@@ -141,10 +141,13 @@ def test_a_cell_where_nothing_happened_shows_nothing(
     assert told["pre-empted"]["detail"] == "there were no pre-emptions, so nothing is shown"
 
 
-def test_weights_are_loaded_once() -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_weights_are_loaded_once(exact: bool) -> None:
     matrix = Matrix(random_model(), quick=True)
-    first, second = (matrix._engine(options) for options in ({}, {"exact": True}))
-    assert first.runner.model.embed.weight is second.runner.model.embed.weight
+    matrix._engine({"exact": not exact})  # its weights lie otherwise
+    first, second = (matrix._engine({"exact": exact, "overlap": overlap}) for overlap in (False, True))
+    held, shared = (dict(engine.runner.model.named_parameters()) for engine in (first, second))
+    assert all(held[name] is weight for name, weight in shared.items()) and held
     assert first.runner.model.ops is not second.runner.model.ops
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
-from ..plan import Grant, RowResult, RowWork, StepPlan, StepResult
+from ..plan import Grant, RowWork, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
@@ -108,32 +108,18 @@ class InFlight:
     def result(self) -> StepResult:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
+        kept, made = self._kept(accepted, proposed, tokens)
         work = self.lanes.work
-        kept, made = (
-            [slice(0)] * len(work),
-            [0] * len(work),
-        )  # of each lane: its tokens, and drafts that were made
-        for lane, begin, i in self._choosers():
-            kept[lane], made[lane] = slice(begin, begin + accepted[i] + 1), proposed[i]
-        logprobs = self._logprobs(kept)
-        prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,
-            rows=tuple(
-                RowResult(
-                    row=work.row,
-                    generation=work.generation,
-                    position=position[lane],
-                    tokens=tuple(tokens[kept[lane]]),
-                    logprobs=logprobs.get(lane, ()),
-                    prompt_logprobs=prompt_logprobs.get(lane, ()),
-                    base=base[lane],
-                    window=work.window,
-                    proposed=made[lane],
-                    failed=work.row in self.failed,
-                )
-                for lane, work in enumerate(work)
-            ),
+            work=work,
+            positions=position[: len(work)],  # lanes without work are padding
+            bases=base[: len(work)],
+            tokens=kept,
+            proposed=made,
+            logprobs=self._by_row(self._logprobs(kept)),
+            prompt_logprobs=self._by_row(self.prompt_scores.read() if self.prompt_scores else {}),
+            failed=self.failed,
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
@@ -169,15 +155,34 @@ class InFlight:
         alone = len(self.plan.starts) == len(self.plan.work)
         return self.laps.lap(self.begun, self.ended, alone=alone)
 
-    def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
+    def _kept(
+        self, accepted: list[int], proposed: list[int], tokens: list[int]
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Of each lane: its tokens, and how many drafts had been made."""
+        work, choices = self.lanes.work, self.lanes.choices
+        made = [0] * len(work)
+        if not choices.drafts.most and len(choices.choosers) == len(work):
+            return list(zip(map(tokens.__getitem__, choices.begins), strict=True)), made
+        kept: list[tuple[int, ...]] = [()] * len(work)
+        for lane, begin, i in self._choosers():
+            kept[lane], made[lane] = tuple(tokens[begin : begin + accepted[i] + 1]), proposed[i]
+        return kept, made
+
+    def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""
         if self.chosen.logprobs is None:
             return {}
-        scored = self.chosen.logprobs.read()
+        scored, begins = self.chosen.logprobs.read(), self.lanes.choices.begins
         return {
-            lane: tuple(logprob.best(count) for logprob in scored[kept[lane]])
-            for lane, count in self.chosen.wanted.items()
+            lane: tuple(logprob.best(wanted) for logprob in scored[begin : begin + len(kept[lane])])
+            for lane, begin in zip(self.lanes.choices.choosers, begins, strict=True)
+            if (wanted := self.chosen.wanted.get(lane)) is not None
         }
+
+    def _by_row(
+        self, by_lane: Mapping[int, tuple[TokenLogprob, ...]]
+    ) -> Mapping[Row, tuple[TokenLogprob, ...]]:
+        return {self.lanes.work[lane].row: scored for lane, scored in by_lane.items()}
 
     def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
         if not any(flags):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import sub
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from ..progress import Progress
 from ..spec.ensemble import Ensemble
 from .backlog import Backlog
 from .constraints import Constraints
-from .graphs import Graphs
+from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, Mark, report
@@ -36,10 +37,10 @@ from .tables import RowTables
 
 @dataclass(frozen=True)
 class Passed:
+    """Without logits: every recording keeps what it gives, and those are large."""
+
     batch: Batch
     hidden: Tensor
-    logits: Tensor
-    """[S, vocab], for `lanes.choices`"""
 
 
 @dataclass(frozen=True)
@@ -93,29 +94,31 @@ class Runner:
     @torch.inference_mode()
     def record(self) -> None:
         """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
-        with Progress(
-            "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
-        ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
-                self._record(shape)
+        shapes = sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True)
+        self.model.ops.compile_ahead(partial(self._rehearse, shapes))
+        with Progress("Recording", len(shapes), lambda: f"{bar.done} of {len(shapes)} shapes") as bar:
+            for shape in shapes:
+                self._record(shape, self.graphs)
                 bar.advance()
 
-    def _record(self, shape: Shape) -> None:
+    def _rehearse(self, shapes: Sequence[Shape]) -> None:
+        for shape in shapes:
+            self._record(shape, Rehearsal())
+
+    def _record(self, shape: Shape, graphs: Graphs | Rehearsal) -> None:
         lanes = self.inputs.padding(shape)
         for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
             key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
-            self.graphs.record(key, work)
-            passed = self.graphs.run(key, work)
+            graphs.record(key, work)
+            passed = graphs.run(key, work)
             for needs in RECORDED:
-                self.graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
+                graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
-                self.graphs.record(
-                    ("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth)
-                )
+                graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
             behind = self.backlog.on_device(shape.lanes, turn=0)
-            self.graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -160,7 +163,10 @@ class Runner:
     def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
         adds to it."""
-        backlog, rows = self.backlog, [work.row for work in lanes.work]
+        backlog = self.backlog
+        if not backlog.most:
+            return True
+        rows = [work.row for work in lanes.work]
         grows = backlog.may_grow(plan, lanes)
         if backlog.tokens and not (grows and backlog.holds(rows)):
             size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
@@ -178,16 +184,17 @@ class Runner:
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        hidden = self.ensemble(batch, absorbs)
-        chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
-        return Passed(batch, hidden, self.model.logits(chosen))
+        return Passed(batch, self.ensemble(batch, absorbs))
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
     ) -> Ended:
-        """From logits to tokens; cursors move."""
-        batch = passed.batch
-        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        """Tokens are chosen; cursors move."""
+        batch, hidden = passed.batch, passed.hidden
+        logits = self.model.logits(
+            hidden if lanes.uniform else hidden[lanes.choices.after]
+        )  # or after every one
+        sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(batch, lanes, sampled, verified, committed, number)
@@ -254,6 +261,8 @@ class Runner:
                 number=step,
                 step=batch.step,
                 work=lanes.work,
+                most=lanes.positions,
+                least=tuple(map(sub, lanes.positions, lanes.uncertain)),
                 tokens=batch.tokens,
                 places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
@@ -263,7 +272,7 @@ class Runner:
                     lane: grant
                     for lane, work in enumerate(lanes.work)
                     if (grant := self._grants.get(work.row))
-                    and grant.line > work.position - work.uncertain - self.state.grid
+                    and grant.line > lanes.positions[lane] - lanes.uncertain[lane] - self.state.grid
                 },
                 used=committed.used,
                 exports=lanes.exports,

@@ -19,6 +19,7 @@ from .cursors import reference as cursors
 from .gated_delta import reference as gated_delta
 from .gated_delta.front import DeltaInputs, DeltaWeights
 from .kda import reference as kda
+from .linear import reference as linear
 from .lookup import reference as lookup
 from .moe import reference as moe
 from .norm import reference as norm
@@ -31,9 +32,6 @@ from .step import StateStep
 
 BLOCK = 32
 """Exact mode: operations on tokens see this many rows, always. A multiple of every CPU vector length."""
-
-ROW_GAP = 16
-"""Elements between the rows of a packed weight: a cache line."""
 
 UNDIVIDED = 1 << 15
 """Elements of a tensor that torch leaves to one thread."""
@@ -66,23 +64,19 @@ class Ops:
                 known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
                 raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        """All that `work` will need, which changes nothing when it is done, and may be done here in part."""
+
     # tokens in, tokens out: one row never depends on another
 
     def packed(self, weight: Tensor, device: str) -> Tensor:
-        """A weight in the order in which `linear` reads it fastest there; the weight itself if that is its own.
-
-        On the CPU, products with few tokens read it fastest with the outputs side by side: half the time at 16
-        tokens, and no more at one. Rows of 2^n elements would fall on one another in the cache, hence the gap.
-        """
-        if device != "cpu" or weight.dtype != torch.float32 or weight.stride(0) == 1:
+        """A weight as `linear` reads it fastest there; the weight itself if it lies so."""
+        if device != "cpu" or weight.dtype != torch.float32 or weight.dim() != 2:
             return weight
-        outputs, inputs = weight.shape
-        stored = weight.new_zeros(inputs, outputs + ROW_GAP)
-        stored[:, :outputs] = weight.t()
-        return stored[:, :outputs].t()
+        return linear.in_blocks(weight)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return linear.linear(x, weight, bias)
 
     def embedding(self, tokens: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(tokens, weight)

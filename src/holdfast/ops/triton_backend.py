@@ -1,10 +1,11 @@
-"""The Triton kernels as a backend: what is not overridden here, and trees, run as the reference does."""
+"""The Triton kernels as a backend: what is not overridden here runs as the reference does, as do trees of a scan."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .acceptance import triton as acceptance
 from .acceptance.reference import Drafts, Verified
@@ -30,6 +31,7 @@ from .sampling.reference import SamplingRows
 from .selective_scan import triton as selective_scan
 from .ssd import triton as ssd
 from .step import StateStep
+from .twins import ahead
 from .twins.launch import tell
 
 
@@ -45,8 +47,11 @@ class TritonOps(Ops):
         }
         super().__init__("triton", orders)
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        ahead.compile_ahead(work)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear.linear(x, weight, bias) if linear.takes(x, weight) else F.linear(x, weight, bias)
+        return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is None and linear.takes(x, weight):
@@ -167,15 +172,11 @@ class TritonOps(Ops):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if step.tree is not None:
-            return super().causal_conv(x, weight, bias, pool, step)
         return causal_conv.causal_conv(x, weight, bias, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if step.tree is not None:
-            return super().short_conv(gated, weight, bias, pool, step)
         return causal_conv.short_conv(gated, weight, bias, pool, step)
 
     def delta_net(
@@ -187,7 +188,7 @@ class TritonOps(Ops):
         step: StateStep,
     ) -> Tensor:
         value_heads, key_dim, value_dim = pool.saved.shape[1:]
-        if step.tree is not None or not self.records_delta(key_dim):
+        if not self.records_delta(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
         tell(pool, step, len(inputs.qkv))
         if step.longest_window <= 1 and step.num_windows == len(step.rows):
@@ -218,8 +219,6 @@ class TritonOps(Ops):
         pool: TemporalState,
         step: StateStep,
     ) -> Tensor:
-        if step.tree is not None:
-            return super().kda(q, k, v, log_g, beta, pool, step)
         return kda.advance(q, k, v, log_g, beta, pool, step, _out(v))
 
     def ssd(
@@ -232,8 +231,6 @@ class TritonOps(Ops):
         pool: TemporalState,
         step: StateStep,
     ) -> Tensor:
-        if step.tree is not None:
-            return super().ssd(x, b, c, dt, log_decay, pool, step)
         return ssd.advance(x, b, c, dt, log_decay, pool, step, _out(x))
 
     def selective_scan(

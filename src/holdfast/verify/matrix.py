@@ -62,7 +62,7 @@ class Matrix:
         self._recurrent = facts.recurrent
         self._grammars = Grammars(directory, facts.vocab_size)
         self._workload = make_workload(seed, facts.vocab_size, facts.max_positions, quick=quick)
-        self._model: CausalLM | None = None
+        self._models: dict[bool, CausalLM] = {}  # exact, or not: their weights lie otherwise in memory
         self._answers: Callable[[bool, bool], list[Scored]] = cache(self._answer_plainly)
 
     def outcomes(self, names: Sequence[str]) -> Iterator[Outcome]:
@@ -170,8 +170,8 @@ class Matrix:
         config = EngineConfig(
             **{k: v for k, v in {**sizes, **PLAIN, **self._options, **options}.items() if k in known}
         )
-        engine = build_engine(self.directory, config, weights_of=self._model)
-        self._model = self._model or engine.runner.model
+        engine = build_engine(self.directory, config, weights_of=self._models.get(config.exact))
+        self._models.setdefault(config.exact, engine.runner.model)
         return engine
 
     def _options_of(self, cell: Cell) -> dict[str, Any]:

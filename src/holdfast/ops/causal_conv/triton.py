@@ -83,8 +83,8 @@ def _launch(
     biased = bias is not None
     if windows:
         kernels.windows[(parts, windows)](
-            *operands, *cursors, *slots, x.stride(0), channels, normed, EPS,
-            **common, BIASED=biased, num_warps=max(1, block // 128), **early(x.device),
+            *operands, *cursors, *slots, *_sources(step, width), x.stride(0), channels, normed, EPS,
+            **common, BIASED=biased, TREE=step.tree is not None, num_warps=max(1, block // 128), **early(x.device),
         )  # fmt: skip
     if lanes > windows:
         first = step.num_window_tokens
@@ -96,6 +96,14 @@ def _launch(
             x, pool.saved, pool.ring, step.export_table, len(step.exports), windows,
             *cursors, *slots, x.stride(0), channels, **common, num_warps=max(1, block // 128),
         )  # fmt: skip
+
+
+def _sources(step: StateStep, width: int) -> tuple[Tensor, int]:
+    """For windows that branch: what `windows` asks for."""
+    tree = step.tree
+    if tree is None:
+        return step.rows, 0
+    return step.once(("tree", width), lambda: tree.sources(width).contiguous()), tree.depths.shape[1]
 
 
 def tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:

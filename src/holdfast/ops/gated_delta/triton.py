@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, early, folds_of, join
-from . import kernels, token_kernels
+from ..twins.launch import LEAST, beside, early, folds_of, join, tree_of
+from . import kernels, single_kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
 ORDER = ("head", "key", "value")
@@ -37,13 +37,15 @@ class FoldTiles:
     share: int = 1
 
 
-FOLD = FoldTiles(values=32, warps=4)
 WINDOW_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(64, 2, keys=16), 2: Tiles(32, 1, keys=16), 1: Tiles(128, 1, keys=8)}
+DECODE_TILES = {4: Tiles(32, 1, keys=8), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
+FOLD_TILES = {4: FoldTiles(32, 4), 2: FoldTiles(32, 2), 1: FoldTiles(32, 2)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
+WALK = True
+REGISTERS: int | None = None
 FEW_LANES = 16
 """So many take one launch for everything."""
-FEW_TILES = Tiles(values=32, warps=4)
+FEW_TILES = Tiles(values=32, warps=2)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def windows(
     scratch: Scratch | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Absorb the step's windows, chains only; as `ops.journal.advance` does for GatedDelta.
+    """Absorb the step's windows; as `ops.journal.advance` does for GatedDelta.
 
     qk  [tokens, 2, H, K]: queries, which are scaled here, and keys as the journal keeps them
     """
@@ -112,18 +114,17 @@ def windows(
     strides = (log_g.stride(0), beta.stride(0), scale)
     absorbed = (qk, v, out, pool.saved, scales_of(pool), *journal_of(pool))
     if step.longest_window <= 1:
-        _fold_lines(pool, step, shape)
-        kernels.front_one[(heads, lanes)](
+        single_kernels.front_one[(heads, lanes)](
             *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early(v.device),
             num_warps=1,
         )  # fmt: skip
-        _main_one(qk, v, pool, step, out, scratch, tiles, shape)
+        absorb_singles(qk, v, pool, step, out, scratch, tiles, shape)
         return out
     tiles = tiles or WINDOW_TILES
-    shape |= {"TP": padded(step.longest_window), "J": grid}
+    shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
-        *prepared, *coefficients, *cursors, step.end_base, *strides, **shape, num_warps=1
+        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape, num_warps=1
     )
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
@@ -179,28 +180,15 @@ def decode(
     qk = torch.empty(tokens, 2, heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     v = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     scratch = Scratch.allocate(lanes, value_heads, 1, step.most_held, qkv.device)
-    _fold_lines(pool, step, shape)
     token_kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
         *projected, pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
         *cursors, *slots, *numbers, **shape, **conv_shape, **early(qkv.device), num_warps=1,
     )  # fmt: skip
-    _main_one(qk, v, pool, step, out, scratch, tiles, shape)
+    absorb_singles(qk, v, pool, step, out, scratch, tiles, shape)
     return out
 
 
-def _fold_lines(pool: TemporalState, step: StateStep, shape: dict[str, Any]) -> None:
-    """Lanes that fold have a launch of their own, or else it would cost the others registers; beside `front`."""
-    folds, (value_heads, _, value_dim) = folds_of(step), pool.saved.shape[1:]
-    programs = FOLD.share * triton.cdiv(step.num_windows, step.grid)
-    with beside(pool.saved.device):
-        kernels.fold_lines[(triton.cdiv(value_dim, FOLD.values), value_heads, programs)](
-            pool.saved, scales_of(pool), *journal_of(pool), folds,
-            step.rows, step.base, step.read_slot, step.write_slot,
-            **shape, V=value_dim, BV=FOLD.values, J=step.grid, num_warps=FOLD.warps,
-        )  # fmt: skip
-
-
-def _main_one(
+def absorb_singles(
     qk: Tensor,
     v: Tensor,
     pool: TemporalState,
@@ -210,15 +198,24 @@ def _main_one(
     tiles: Tiles | None,
     shape: dict[str, Any],
 ) -> None:
-    lanes, (value_heads, value_dim) = step.num_windows, v.shape[1:]
-    tiles = tiles or DECODE_TILES[pool.saved.element_size()]
-    join(v.device)
-    kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
-        qk, v, out, pool.saved, scales_of(pool), pool.journal["u"], scratch.old, scratch.mix,
-        step.rows, step.counts, step.offsets, step.position,
-        step.base, step.end_base, step.read_slot, step.write_slot, v.stride(0),
-        **shape, V=value_dim, BV=tiles.values, KC=min(tiles.keys, pool.saved.shape[2]), num_warps=tiles.warps,
+    """What follows `front` for single tokens."""
+    lanes, (value_heads, value_dim), size = step.num_windows, v.shape[1:], pool.saved.element_size()
+    tiles, fold = tiles or DECODE_TILES[size], FOLD_TILES[size]
+    folds, scales, slots = folds_of(step), scales_of(pool), (step.base, step.end_base, step.read_slot)
+    cursors = (step.rows, step.counts, step.offsets, step.position, *slots)
+    key_dim, shape = shape["K"], {**shape, "V": value_dim}
+    programs = fold.share * triton.cdiv(lanes, step.grid)
+    with beside(v.device):
+        single_kernels.fold_one[(triton.cdiv(value_dim, fold.values), value_heads, programs)](
+            qk, v, out, pool.saved, scales, *journal_of(pool), scratch.old, scratch.mix, folds,
+            *cursors, step.write_slot, v.stride(0),
+            **shape, BV=fold.values, J=step.grid, WALK=WALK, num_warps=fold.warps, maxnreg=REGISTERS,
+        )  # fmt: skip
+    single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
+        qk, v, out, pool.saved, scales, pool.journal["u"], scratch.old, scratch.mix, *cursors, v.stride(0),
+        **shape, KP=key_dim, BV=tiles.values, KC=min(tiles.keys, key_dim), num_warps=tiles.warps,
     )  # fmt: skip
+    join(v.device)
 
 
 def journal_of(pool: TemporalState) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import either, piece, product
+from ..twins.kernels import BEYOND, either, piece, product, sees
 
 
 @triton.jit
@@ -196,13 +196,14 @@ def front(
     seen_out,  # [lanes, H, TP, LP]: what each token sees of each entry since the checkpoint, or since the line
     gain_out,  # [lanes, H, TP]: decay of the checkpoint, or of the state at the line
     mid_out, mid_gain,  # [lanes, H, JP], [lanes, H]: weights of the fold that the window passes
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     x_stride, b_stride, c_stride, dt_stride, g_stride,
     G: tl.constexpr, GROUP: tl.constexpr, HB: tl.constexpr, P: tl.constexpr, PP: tl.constexpr,
     S: tl.constexpr, SP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
-    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J."""
+    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J. Nodes
+    of a TREE pass none, and see their ancestors of one another."""
     block, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
     at, end = tl.load(position + lane), tl.load(end_base + lane)
@@ -213,7 +214,8 @@ def front(
     BLOCKS: tl.constexpr = GROUP // HB
     group, part = block // BLOCKS, block % BLOCKS
     held = (at - end).to(tl.int32)
-    passes = held + count > J
+    line = tl.full((), BEYOND, tl.int32) if TREE else tl.full((), J, tl.int32)
+    passes = held + count > line
     places, window = tl.arange(0, LP), tl.arange(0, TP)
     states, channels = tl.arange(0, SP), tl.arange(0, PP)
     inner = states < S
@@ -237,9 +239,12 @@ def front(
     tl.store(
         ring_b[None, :] + ring[:, None] * (G * S), keys, mask=(new & (part == 0))[:, None] & inner[None, :]
     )
-    beyond = own_place >= J
+    beyond = own_place >= line
     reach = (places[None, :] <= own_place[:, None]) & alive[:, None]  # [TP, LP]: no later than the token
-    visible = reach & ((places[None, :] >= J) | ~beyond[:, None])
+    if TREE:
+        own = reach & new[None, :]
+        reach &= ~new[None, :] | sees(tree, tree_size, lane, window[:, None], (places - held)[None, :], own)
+    visible = reach & ((places[None, :] >= line) | ~beyond[:, None])
     later = (places[:, None] > places[None, :]).to(tl.float32)  # [r, i]: r comes after i
     at_line = own_place == J - 1
     for member in tl.static_range(HB):
@@ -324,7 +329,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, P: tl.constexpr,
     BP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
-    FOLDS: tl.constexpr,
+    FOLDS: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -333,7 +338,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    passes = held + count > J
+    passes = (held + count > J) & (not TREE)
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
     H: tl.constexpr = G * GROUP

@@ -13,7 +13,18 @@ from torch import Tensor
 from ...config import CHUNK
 from ..places import TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, Exports, append_tails, beside, folds_of, join, padded, rowwise, tell
+from ..twins.launch import (
+    LEAST,
+    Exports,
+    append_tails,
+    beside,
+    folds_of,
+    join,
+    padded,
+    rowwise,
+    tell,
+    tree_of,
+)
 from . import kernels
 
 ORDER = ("head", "state", "channel")
@@ -84,7 +95,7 @@ def advance(
     tiles: Tiles = WINDOWS,
     run_tiles: Tiles | None = None,
 ) -> Tensor:
-    """As `ops.journal.advance` does for SSD; windows are chains. The pool has its axes in ORDER."""
+    """As `ops.journal.advance` does for SSD. The pool has its axes in ORDER."""
     tell(pool, step, len(x))
     inputs = {"x": x, "b": b, "c": c, "dt": dt, "log_decay": log_decay}
     inputs = {name: rowwise(given) for name, given in inputs.items()}
@@ -138,9 +149,9 @@ def _windows(
     else:
         few = math.gcd(group, 4)
         coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
-        shape |= {**line, "TP": tokens}
+        shape |= {**line, "TP": tokens, "TREE": step.tree is not None}
         kernels.front[(heads // few, lanes)](
-            *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *strides,
+            *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
             **shape, HB=few, PP=padded(width), num_warps=4,
         )  # fmt: skip
         arguments = (*absorbed, *coefficients, *cursors, *slots, inputs["c"].stride(0))

@@ -40,11 +40,12 @@ _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Launches here may run at the same time as those that follow, until `join`."""
+    """Launches here may run at the same time as those that follow, until `join`; their programs come first, or else
+    they would wait until all of the others have begun."""
     if device.type != "cuda":
         yield
         return
-    side = _sides.setdefault(device, torch.cuda.Stream(device))
+    side = _sides.setdefault(device, torch.cuda.Stream(device, priority=-1))
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield
@@ -80,6 +81,14 @@ def folds_of(step: StateStep) -> Tensor:
         return folds
 
     return step.once("folds", listed)
+
+
+def tree_of(step: StateStep) -> tuple[Tensor, int]:
+    """For kernels with TREE: who sees whom in each window, [windows, T, T] of bytes, and T; if they branch."""
+    if step.tree is None:
+        return step.rows, 0
+    ancestors = step.tree.ancestors
+    return step.once("bytes of a tree", lambda: ancestors.contiguous().view(torch.uint8)), ancestors.shape[-1]
 
 
 # --- runs --------------------------------------------------------------------------------------------------
