@@ -22,7 +22,7 @@ from pathlib import Path
 
 from holdfast.adaptive import AdaptiveConfig
 from holdfast.ids import Row
-from holdfast.plan import RowResult, RowWork, StepPlan, StepResult, Window
+from holdfast.plan import RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
@@ -100,9 +100,9 @@ def run(
     inflight: StepResult | None = None
     for step in range(1, steps + 1):
         propose, context = depth.decide(), traffic.context(step)
-        work = [RowWork(row, 1, 1 + w.drafts, w, context) for row, w in windows.items()]
-        depth.planned(StepPlan(step, work=tuple(work), propose=propose))
-        result, windows = [], {row: Window(min(propose, depth.share(row))) for row in windows}
+        work = tuple(RowWork(row, 1, 1 + w.drafts, w) for row, w in windows.items())
+        depth.planned(StepPlan(step, work=work, positions=(context,) * rows, propose=propose))
+        chosen, windows = [], {row: Window(min(propose, depth.share(row))) for row in windows}
         tokens, longest = 0.0, 0
         for w in work:
             rate, drafts, accepted = traffic.rate(step, w.row), w.window.drafts, 0
@@ -110,7 +110,7 @@ def run(
                 accepted += 1
             tokens += expected(rate, drafts)
             longest = max(longest, drafts)
-            result.append(RowResult(w.row, 1, 0, (0,) * (accepted + 1), window=w.window, proposed=drafts))
+            chosen.append((0,) * (accepted + 1))
         total = sum(w.tokens for w in work) if ragged else rows * (1 + longest)
         seconds = machine.seconds(rows, total, propose, rows * context)
         ran.tokens.append(tokens)
@@ -119,7 +119,7 @@ def run(
         if inflight:
             depth.collected(inflight)
         seen = seconds * chance.lognormvariate(0, 0.03) * (3 if chance.random() < 0.005 else 1)
-        inflight = StepResult(step, tuple(result), seconds=seen)
+        inflight = StepResult(step, work, tokens=chosen, seconds=seen)
     return ran
 
 

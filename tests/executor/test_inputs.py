@@ -18,7 +18,7 @@ FOUR_DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 def work(row: int, tokens: int, *, sample: bool) -> RowWork:
-    return RowWork(Row(row), 1, tokens, Window(bonus=sample), position=0)
+    return RowWork(Row(row), 1, tokens, Window(bonus=sample))
 
 
 def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
@@ -31,6 +31,8 @@ def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
             work(2, 0, sample=True),
             work(4, 1, sample=False),
         ),
+        positions=(0,) * 4,
+        uncertain=(0,) * 4,
     )
     lanes = Inputs(limits, torch.device("cpu")).fill(plan)
     assert [w.row for w in lanes.work] == [1, 2, 4, 3]
@@ -46,11 +48,13 @@ def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
 DRAFTING = StepPlan(
     1,
     work=(
-        RowWork(Row(2), 1, 3, Window(drafts=2), position=9),  # one token that is known, two drafts
-        RowWork(Row(5), 1, 3, Window(), position=0),  # the end of a prompt
-        RowWork(Row(4), 1, 1, NO_CHOICE, position=7),
-        RowWork(Row(1), 1, 2, Window(drafts=1), position=8, uncertain=3),
+        RowWork(Row(2), 1, 3, Window(drafts=2)),  # one token that is known, two drafts
+        RowWork(Row(5), 1, 3, Window()),  # the end of a prompt
+        RowWork(Row(4), 1, 1, NO_CHOICE),
+        RowWork(Row(1), 1, 2, Window(drafts=1)),
     ),
+    positions=(9, 0, 7, 8),
+    uncertain=(0, 0, 0, 3),
 )
 """Work of one step, and what each of its lanes may choose."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row
-from holdfast.plan import RowResult, RowWork, StepPlan, StepResult, Window
+from holdfast.plan import RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
@@ -34,21 +34,12 @@ class Loop:
         for _ in range(steps):
             self.step += 1
             propose = self.depth.decide()
-            work = tuple(RowWork(row, 1, 1 + w.drafts, w, 100) for row, w in self.windows.items())
-            self.depth.planned(StepPlan(self.step, work=work, propose=propose))
-            rows = tuple(
-                RowResult(
-                    w.row,
-                    1,
-                    0,
-                    (0,) * (1 + min(w.window.drafts, self.right[w.row])),
-                    window=w.window,
-                    proposed=0,
-                )
-                for w in work
-            )
+            work = tuple(RowWork(row, 1, 1 + w.drafts, w) for row, w in self.windows.items())
+            positions = (100,) * len(work)
+            self.depth.planned(StepPlan(self.step, work=work, positions=positions, propose=propose))
+            tokens = [(0,) * (1 + min(w.window.drafts, self.right[w.row])) for w in work]
             seconds = self.seconds(sum(w.tokens for w in work))
-            self.depth.collected(StepResult(self.step, rows, seconds=seconds))
+            self.depth.collected(StepResult(self.step, work, tokens=tokens, seconds=seconds))
             self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
             made.append(propose)
         return made
@@ -260,9 +251,9 @@ def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
     policy = CostDepth(AdaptiveConfig(), 1, ragged=False)
     for step in range(1, 20):
         policy.decide()
-        work = (RowWork(Row(1), 1, 1, Window(), 9), RowWork(Row(2), 1, 64, Window(bonus=False), 0))
-        policy.planned(StepPlan(step, work=work))
-        policy.collected(StepResult(step, (RowResult(Row(1), 1, 10, (5,)),), seconds=9.0))
+        work = (RowWork(Row(1), 1, 1, Window()), RowWork(Row(2), 1, 64, Window(bonus=False)))
+        policy.planned(StepPlan(step, work=work, positions=(9, 0)))
+        policy.collected(StepResult(step, work, tokens=[(5,), ()], seconds=9.0))
     assert not policy._costs._cells
 
 

@@ -198,18 +198,19 @@ class CacheManager:
         for grant in result.missed:
             if holding := self._tenant(grant.row, grant.generation):
                 self._checkpoints.take_back(holding, grant)
-        holdings, page_size = self._holdings, self._limits.page_size
-        for row_result in result.rows:
-            holding = holdings.get(row_result.row)
-            if holding is None or holding.generation != row_result.generation:
-                holding = self._tenant(row_result.row, row_result.generation)
+        page_size = self._limits.page_size
+        rows = zip(result.work, result.positions, result.bases, strict=True)
+        for (row, generation, _, _), position, base in rows:
+            holding = self._holdings.get(row)
+            if holding is None or holding.generation != generation:
+                holding = self._tenant(row, generation)
                 if holding is None:
                     continue
-            holding.position = row_result.position
-            if row_result.base > holding.base:
-                self._note_fold(holding, row_result.base)
-            if holding.position >= (len(holding.path) + 1) * page_size and self.prefix_reuse:
-                self._publish_pages(holding, holding.position)
+            holding.position = position
+            if base > holding.base:
+                self._note_fold(holding, base)
+            if position >= (len(holding.path) + 1) * page_size and self.prefix_reuse:
+                self._publish_pages(holding, position)
 
     def collected(self, step: int) -> None:
         """Steps are collected in the order in which they were launched."""

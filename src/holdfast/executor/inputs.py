@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import numpy as np
 import torch
@@ -70,6 +69,9 @@ class Lanes:
     turn: int
     """Of the buffers that a step fills."""
     work: tuple[RowWork, ...]
+    positions: tuple[int, ...]
+    uncertain: tuple[int, ...]
+    """Of each work, as the plan has it."""
     num_windows: int
     longest_window: int
     window_tokens: int
@@ -87,6 +89,10 @@ class Lanes:
     @property
     def uniform(self) -> bool:
         return self.shape is not None
+
+    def end(self, lane: int) -> int:
+        """Where it will stand at most, if all its tokens are kept."""
+        return self.positions[lane] + self.work[lane].tokens
 
     @property
     def export_lanes(self) -> tuple[Export, ...]:
@@ -117,41 +123,52 @@ class Inputs:
         """For the sampler and the prompt scorer, who know which lanes and tokens they are for."""
         self.behind = Buffer(2 * lanes, device)
         """For the backlog."""
-        self._before: tuple[list[tuple[object, ...]], Lanes] | None = None
-        """What lies in the buffer, and for what."""
+        self._before: Lanes | None = None
+        """What lies in the buffer."""
 
     def fill(self, plan: StepPlan) -> Lanes:
-        """If the same rows do the same as in the step before, all lies there already."""
-        asked = list(map(_layout, plan.work))
-        if self._before and self._before[0] == asked and not plan.exports:
-            return replace(self._before[1], turn=plan.step, work=plan.work)
-        lanes = self._fill(plan)
-        self._before = (asked, lanes) if lanes.uniform else None
-        return lanes
+        """If the same rows do the same as in the step before, all that they need is there already."""
+        lanes = self._before
+        if lanes is not None and lanes.uniform and lanes.work == plan.work:
+            self._before = replace(lanes, turn=plan.step, positions=plan.positions, uncertain=plan.uncertain)
+        else:
+            self._before = self._fill(plan)
+        return self._before
 
     def _fill(self, plan: StepPlan) -> Lanes:
-        work = sorted(plan.work, key=lambda w: w.tokens > self._max_window)  # stable: windows first
+        lanes = list(zip(plan.work, plan.positions, plan.uncertain, strict=True))
+        lanes.sort(key=lambda lane: lane[0].tokens > self._max_window)  # stable: windows first
+        work, positions, uncertain = zip(*lanes, strict=True) if lanes else ((), (), ())
         counts = [w.tokens for w in work]
         windows = [n for n in counts if n <= self._max_window]
         longest = max(windows, default=0)
         shape = self._shape(len(work), longest) if len(windows) == len(work) and longest else None
-        exports = [e for e in plan.exports if self._passes(e, work)]
+        ends = {
+            w.row: (at, at + w.tokens) for w, at, _ in lanes if w.tokens > self._max_window
+        }  # only runs export
+        exports = [e for e in plan.exports if e.row in ends and run_reaches(e.line, *ends[e.row])]
         missed = [e for e in plan.exports if e not in exports]
-        return self._lay_out(plan.step, work, shape, len(windows), longest, (tuple(exports), tuple(missed)))
+        laid_out = self._lay_out(plan.step, work, shape, len(windows), longest)
+        return replace(
+            laid_out,
+            positions=positions,
+            uncertain=uncertain,
+            exports=tuple(exports),
+            missed_exports=tuple(missed),
+        )
 
     def padding(self, shape: Shape) -> Lanes:
         """A uniform step in which nobody takes part."""
         self._before = None
-        return self._lay_out(0, [], shape, 0, 0, ((), ()))
+        return self._lay_out(0, (), shape, 0, 0)
 
     def _lay_out(
         self,
         turn: int,
-        work: list[RowWork],
+        work: tuple[RowWork, ...],
         shape: Shape | None,
         num_windows: int,
         longest: int,
-        exports: tuple[tuple[Grant, ...], tuple[Grant, ...]],
     ) -> Lanes:
         """One copy to the device, which is then cut up."""
         lanes = shape.lanes if shape else len(work)
@@ -170,7 +187,9 @@ class Inputs:
         most = shape.window - 1 if shape else int(drafts[1].max(initial=0))
         return Lanes(
             turn=turn,
-            work=tuple(work),
+            work=work,
+            positions=(),
+            uncertain=(),
             num_windows=lanes if shape else num_windows,
             longest_window=shape.window if shape else longest,
             window_tokens=int(offsets[lanes if shape else num_windows]),
@@ -181,25 +200,13 @@ class Inputs:
             lane=on_device[7],
             offset=on_device[8],
             choices=Choices(choosers, begins, _drafts(on_device[2:6], most), on_device[9]),
-            exports=exports[0],
-            missed_exports=exports[1],
+            exports=(),
+            missed_exports=(),
         )
 
     def _shape(self, lanes: int, window: int) -> Shape | None:
         return next((shape for shape in self.shapes if shape.lanes >= lanes and shape.window >= window), None)
 
-    def _passes(self, export: Grant, work: Sequence[RowWork]) -> bool:
-        """Only runs export."""
-        return any(
-            w.row == export.row
-            and w.tokens > self._max_window
-            and run_reaches(export.line, w.position, w.position + w.tokens)
-            for w in work
-        )
-
-
-_layout = itemgetter(0, 2, 3)
-"""Of a row's work, what decides where it lies: row, tokens and window."""
 
 Columns = tuple[NDArray[np.int64], ...]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
-from ..plan import Grant, RowResult, RowWork, StepPlan, StepResult
+from ..plan import Grant, RowWork, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
@@ -110,24 +109,17 @@ class InFlight:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
         kept, made = self._kept(accepted, proposed, tokens)
-        row, generation, _, window, *_ = zip(*self.lanes.work, strict=True) if self.lanes.work else [()] * 4
-        scored, prompt_scored = self._logprobs(kept), self.prompt_scores.read() if self.prompt_scores else {}
-        rows = map(
-            RowResult,
-            row,
-            generation,
-            position,
-            kept,
-            _by_lane(scored),
-            _by_lane(prompt_scored),
-            base,
-            window,
-            made,
-            map(self.failed.__contains__, row),
-        )  # lanes without work are padding, and left over
+        work = self.lanes.work
         return StepResult(
             step=self.plan.step,
-            rows=tuple(rows),
+            work=work,
+            positions=position[: len(work)],  # lanes without work are padding
+            bases=base[: len(work)],
+            tokens=kept,
+            proposed=made,
+            logprobs=self._by_row(self._logprobs(kept)),
+            prompt_logprobs=self._by_row(self.prompt_scores.read() if self.prompt_scores else {}),
+            failed=self.failed,
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
@@ -187,6 +179,11 @@ class InFlight:
             if (wanted := self.chosen.wanted.get(lane)) is not None
         }
 
+    def _by_row(
+        self, by_lane: Mapping[int, tuple[TokenLogprob, ...]]
+    ) -> Mapping[Row, tuple[TokenLogprob, ...]]:
+        return {self.lanes.work[lane].row: scored for lane, scored in by_lane.items()}
+
     def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
         if not any(flags):
             return ()
@@ -195,8 +192,3 @@ class InFlight:
             for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding
             if flag and work.row in self.grants
         )
-
-
-def _by_lane(some: dict[int, tuple[TokenLogprob, ...]]) -> Iterator[tuple[TokenLogprob, ...]]:
-    """Without end."""
-    return (some.get(lane, ()) for lane in count()) if some else repeat(())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import sub
 
 import torch
 from torch import Tensor
@@ -260,6 +261,8 @@ class Runner:
                 number=step,
                 step=batch.step,
                 work=lanes.work,
+                most=lanes.positions,
+                least=tuple(map(sub, lanes.positions, lanes.uncertain)),
                 tokens=batch.tokens,
                 places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
@@ -269,7 +272,7 @@ class Runner:
                     lane: grant
                     for lane, work in enumerate(lanes.work)
                     if (grant := self._grants.get(work.row))
-                    and grant.line > work.position - work.uncertain - self.state.grid
+                    and grant.line > lanes.positions[lane] - lanes.uncertain[lane] - self.state.grid
                 },
                 used=committed.used,
                 exports=lanes.exports,

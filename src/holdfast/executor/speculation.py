@@ -71,11 +71,10 @@ class Speculation:
             return None
         rows = choices.drafts.tell
         here = state.look_ahead(rows=rows)
-        ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
         step = VerifiedStep(
             here=here,
             tokens=table,
-            longest=table.shape[1] - 1 if lanes.uniform else max(ends),
+            longest=table.shape[1] - 1 if lanes.uniform else max(map(lanes.end, choices.choosers)),
             depth=depth,
             choose=sampler.guesser(rows, here.position, needs),
             state=state,

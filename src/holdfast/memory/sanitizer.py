@@ -38,7 +38,7 @@ NOBODY = -1
 class Done:
     """A step, as the runner made it from its plan.
 
-    work               of each lane
+    work               of each lane;  most, least  where the plan means it to stand
     tokens, places     [T] of the flat batch; a place is a position, but for the nodes of a tree
     choosers           lanes that chose tokens;  chosen  [C, D + 1]: after the last known token, and each draft
     accepted           [C]: drafts that are certain now
@@ -49,6 +49,8 @@ class Done:
     number: int
     step: StateStep
     work: tuple[RowWork, ...]
+    most: tuple[int, ...]
+    least: tuple[int, ...]
     tokens: Tensor
     places: Tensor
     choosers: tuple[int, ...]
@@ -182,8 +184,8 @@ class Sanitizer:
                 self._check_write(group)
             elif group.what == "read" and not isinstance(group.place, Context):
                 self._check_read(group)
-        self._check_contexts(groups, done.work)
-        self._check_all_wrote(groups, done.work)
+        self._check_contexts(groups, done)
+        self._check_all_wrote(groups, done)
         self._check_published(done)
         self._check_accepted(
             done
@@ -230,8 +232,8 @@ class Sanitizer:
         rows, most, least, tokens = self._tensor(
             [
                 [w.row for w in work],
-                [w.position for w in work],
-                [w.position - w.uncertain for w in work],
+                done.most,
+                done.least,
                 [w.tokens for w in work],
             ]
         )
@@ -329,10 +331,11 @@ class Sanitizer:
         capacity = stamps.held.shape[1] // len(self._tickets)
         return places.index != places.rows * capacity + (places.position - 1) % capacity
 
-    def _check_contexts(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+    def _check_contexts(self, groups: list[Group], done: Done) -> None:
         """Those that were read by the same layers in one go; and each must be all of what the row has."""
-        begins = {int(w.row): range(w.position - w.uncertain, w.position + 1) for w in work}
-        tokens = {int(w.row): w.tokens for w in work}
+        standing = zip(done.work, done.least, done.most, strict=True)
+        begins = {int(w.row): range(least, most + 1) for w, least, most in standing}
+        tokens = {int(w.row): w.tokens for w in done.work}
         contexts: dict[tuple[int, ...], list[Context]] = {}
         for group in groups:
             if isinstance(place := group.place, Context):
@@ -344,9 +347,10 @@ class Sanitizer:
         for states, several in contexts.items():
             self._compare_contexts("read", states, several)
 
-    def _check_all_wrote(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+    def _check_all_wrote(self, groups: list[Group], done: Done) -> None:
         """Every state keeps something of its last tokens. One that kept nothing was mistaken for another."""
-        rows = [int(w.row) for w in work if w.tokens and (w.position + w.tokens) % self._grid]
+        standing = zip(done.work, done.most, strict=True)
+        rows = [int(w.row) for w, most in standing if w.tokens and (most + w.tokens) % self._grid]
         for stamps in (*self._rings.values(), self._pages):
             wrote = {s for g in groups if g.what == "write" and g.stamps is stamps for s in g.states}
             if rows and len(wrote) < len(stamps.names):

@@ -20,9 +20,13 @@ class PlanBuilder:
     grants: list[Grant] = field(default_factory=list)
     exports: list[Grant] = field(default_factory=list)
     work: dict[Row, RowWork] = field(default_factory=dict)
+    positions: list[int] = field(default_factory=list)
+    uncertain: list[int] = field(default_factory=list)
 
-    def add(self, work: RowWork) -> None:
+    def add(self, work: RowWork, position: int, uncertain: int = 0) -> None:
         self.work[work.row] = work
+        self.positions.append(position)
+        self.uncertain.append(uncertain)
         self.budget -= work.tokens
 
     def build(self, freed_slots: tuple[Slot, ...], freed_pages: tuple[Page, ...]) -> StepPlan:
@@ -33,6 +37,8 @@ class PlanBuilder:
             grants=tuple(self.grants),
             exports=tuple(self.exports),
             work=tuple(self.work.values()),
+            positions=tuple(self.positions),
+            uncertain=tuple(self.uncertain),
             freed_slots=freed_slots,
             freed_pages=freed_pages,
             propose=self.propose,

@@ -207,7 +207,7 @@ class CostDepth(Depth):
         if self._resting:
             self._rest = 0
         rows = context = drafts = longest = 0
-        for _, _, tokens, window, position, _ in plan.work:
+        for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
             if tokens == 1 + window.drafts and window.bonus:
                 rows, context, drafts = rows + 1, context + position, drafts + window.drafts
                 longest = max(longest, window.drafts)
@@ -224,15 +224,14 @@ class CostDepth(Depth):
         if launched and launched.steady:
             load = launched.load
             self._costs.learn(load.rows, launched.depth, load.context, result.seconds)
-        self._windows += [
-            (row.window.drafts, len(row.tokens) - 1) for row in result.rows if row.window.drafts
-        ]
+        rows = zip(result.work, result.tokens, strict=True)
+        verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
+        self._windows += [(work.window.drafts, accepted) for work, accepted in verified]
         if self._windows and not self.depth:
             self._rest = 0  # what a probe found is not left lying
         if self._ragged:
-            for row in result.rows:
-                if row.window.drafts:
-                    self._learn_own(row.row, row.generation, row.window.drafts, len(row.tokens) - 1)
+            for work, accepted in verified:
+                self._learn_own(work.row, work.generation, work.window.drafts, accepted)
 
     def _learn_windows(self) -> None:
         windows, self._windows = self._windows, []

@@ -7,7 +7,7 @@ is its own affair. Results of requests that have ended meanwhile are dropped by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -15,7 +15,7 @@ from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, drafting_room, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import BONUS, NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
+from ..plan import BONUS, NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
 from ..request import Acceptance, FinishReason, Rejected, Request, SpeculationStats
 from .admission import refusal
 from .builder import PlanBuilder
@@ -172,7 +172,7 @@ class Scheduler:
                 continue  # pre-empted a moment ago, for one that came before it
             request = seat.request
             if request.planned < seat.quiet_until and not (plan.propose or seat.lines):  # as most do
-                plan.add(RowWork(seat.row, seat.generation, 1, BONUS, request.planned, request.uncertain))
+                plan.add(seat.next_token, request.planned)
                 request.planned += 1
                 request.pending += 1
                 owed -= 1
@@ -264,9 +264,8 @@ class Scheduler:
         """`count` tokens that are known, and the drafts that follow them."""
         request, tokens = seat.request, count + window.drafts
         self._offer_slots(seat, tokens, plan)
-        plan.add(
-            RowWork(seat.row, seat.generation, tokens, window, request.planned, uncertain=request.uncertain)
-        )
+        work = RowWork(seat.row, seat.generation, tokens, window)
+        plan.add(seat.next_token if work == seat.next_token else work, request.planned, request.uncertain)
         if window.bonus:
             seat.drafted = min(plan.propose, self._depth.share(seat.row))
         request.planned += tokens
@@ -387,7 +386,7 @@ class Scheduler:
             if self._cache.in_flight(seat.row):
                 in_flight.append(seat)
             elif self._cache.awaits_fold(seat.row) and not self._waiting:
-                plan.add(RowWork(seat.row, seat.generation, 0, NO_CHOICE, self._cache.position(seat.row)))
+                plan.add(RowWork(seat.row, seat.generation, 0, NO_CHOICE), self._cache.position(seat.row))
                 folding.append(seat)
             else:
                 self._cache.release(seat.row)
@@ -402,16 +401,30 @@ class Scheduler:
         self._cache.commit(result)
         self._cache.collected(result.step)
         self._depth.collected(result)
-        running = self._running
-        for row_result in result.rows:
-            seat = running.get(row_result.row)
-            if seat is None or seat.generation != row_result.generation:
+        rows = zip(result.work, result.tokens, result.proposed, strict=True)
+        for (row, generation, _, window), tokens, proposed in rows:
+            seat = self._running.get(row)
+            if seat is None or seat.generation != generation:
                 continue  # ended while this step was in flight
-            if row_result.prompt_logprobs:
-                seat.request.prompt_logprobs += row_result.prompt_logprobs
-            if row_result.tokens:
-                self._take_tokens(seat, row_result)
-                advanced.append(seat.request)
+            request = seat.request
+            if result.prompt_logprobs:
+                request.prompt_logprobs += result.prompt_logprobs.get(row, ())
+            if not tokens:
+                continue
+            if window is BONUS:
+                request.pending -= 1
+            else:
+                self._settle_window(request, window, len(tokens), proposed)
+            if request.metrics.first_token is None:
+                request.metrics.first_token = self._clock()
+            if seat.stops.isdisjoint(tokens) and len(request.tokens) + len(tokens) < seat.most_tokens:
+                request.tokens += tokens  # as most do
+            else:
+                self._take_tokens(seat, tokens, failed=row in result.failed)
+            if result.logprobs:
+                scored = result.logprobs.get(row, ())
+                request.logprobs += scored[: len(request.output) - len(request.logprobs)]
+            advanced.append(request)
         for seat in [s for s in self._running.values() if s.leaving and not self._cache.in_flight(s.row)]:
             self._requeue(seat)
         return advanced
@@ -432,29 +445,24 @@ class Scheduler:
                 ended.append(seat.request)
         return ended
 
-    def _take_tokens(self, seat: Seat, result: RowResult) -> None:
-        request, window, tokens = seat.request, result.window, seat.request.tokens
-        if window is BONUS:
-            request.pending -= 1
-        else:
-            request.pending -= window.most_chosen
-            request.uncertain -= window.drafts
-            request.planned -= window.most_chosen - len(result.tokens)
-        if result.proposed:
+    def _settle_window(self, request: Request, window: Window, chosen: int, proposed: int) -> None:
+        """What was planned of it at most, and what it came to."""
+        request.pending -= window.most_chosen
+        request.uncertain -= window.drafts
+        request.planned -= window.most_chosen - chosen
+        if proposed:
             for acceptance in (self.speculation, request.metrics.speculation):
-                acceptance.count(drafts=result.proposed, accepted=len(result.tokens) - 1)
-        if request.metrics.first_token is None:
-            request.metrics.first_token = self._clock()
-        for token in result.tokens:
-            tokens.append(token)
-            if token not in seat.stops and len(tokens) < seat.most_tokens:
-                continue
+                acceptance.count(drafts=proposed, accepted=chosen - 1)
+
+    def _take_tokens(self, seat: Seat, tokens: Iterable[int], *, failed: bool) -> None:
+        """One by one: the answer may end with any of them."""
+        request = seat.request
+        for token in tokens:
+            request.tokens.append(token)
             if reason := finish_reason(request, self._limits.max_model_len):
                 self._finish_row(seat)
-                self._end(request, FinishReason.ERROR if result.failed else reason)
-                break
-        if result.logprobs:
-            request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
+                self._end(request, FinishReason.ERROR if failed else reason)
+                return
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]

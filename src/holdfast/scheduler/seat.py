@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ids import Row
+from ..plan import BONUS, RowWork
 from ..request import Request
 
 
@@ -30,6 +31,8 @@ class Seat:
     def __post_init__(self) -> None:
         self.order = self.request.order
         self.stops = frozenset(self.request.stop_ids)
+        self.next_token = RowWork(self.row, self.generation, 1, BONUS)
+        """What it does in most steps."""
 
     def leave(self) -> None:
         self.leaving, self.quiet_until = True, 0
