@@ -53,7 +53,7 @@ class Backlog:
             return False
         if not (self.trails and plan.grants):
             return True
-        positions = {work.row: work.position for work in lanes.work}
+        positions = dict(zip(self.rows, lanes.positions, strict=True))
         return all(self._goes_with(grant, positions) for grant in plan.grants)
 
     def _goes_with(self, grant: Grant, positions: Mapping[Row, int]) -> bool:
@@ -65,10 +65,11 @@ class Backlog:
     def grow(self, lanes: Lanes) -> None:
         if not self.tokens:
             self.rows = [work.row for work in lanes.work]
+            standing = zip(self.rows, lanes.positions, lanes.uncertain, strict=True)
             self._holders = {
-                work.row
-                for work in lanes.work
-                if self._lines.get(work.row, 0) > work.position - work.uncertain - 2 * self._grid
+                row
+                for row, most, uncertain in standing
+                if self._lines.get(row, 0) > most - uncertain - 2 * self._grid
             }
         self.tokens += 1
 

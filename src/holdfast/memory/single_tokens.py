@@ -52,9 +52,10 @@ class SingleTokens:
             rows, slots, lines = to_device([(g.row, g.slot, g.line) for g in grants], self._meant.device).t()
             self._granted[:, rows] = torch.stack((slots, lines))
 
-    def expect(self, work: Sequence[RowWork]) -> None:
+    def expect(self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int]) -> None:
         """What the plan means, lane by lane."""
-        told = [(int(w.row), w.position - w.uncertain, w.position, w.tokens) for w in work]
+        lanes = zip(work, positions, uncertain, strict=True)
+        told = [(int(w.row), most - drafts, most, w.tokens) for w, most, drafts in lanes]
         told += [(0, 0, 0, 0)] * (self._meant.shape[1] - len(told))
         self._meant.copy_(to_device(told, self._meant.device).t())
 
