@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import statistics
@@ -202,6 +203,7 @@ def offline(llm: LLM, requests: list[Request]) -> Callable[[], object]:
 def served(llm: LLM, requests: list[Request]) -> Callable[[], object]:
     """A step of the server's engine process, which tells of all tokens."""
     wire = Sink()
+    gc.freeze()
     loop = EngineLoop(llm._service.engine, wire)  # type: ignore[arg-type]
     for request in requests:
         loop._submit(request)
