@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from .. import journal
-from ..journal import Entries, Inputs
+from ..journal import Entries, Inputs, States
 from ..places import TemporalState
 from ..step import StateStep
 from ..transfer import to_device
@@ -168,7 +168,7 @@ class _Nothing:
 
     axes: tuple[int, ...] = (0, 1)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         return inputs["none"], dict(inputs)
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
