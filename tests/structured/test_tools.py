@@ -104,6 +104,18 @@ def test_a_free_text_ends_at_its_mark(accepts: Any) -> None:
     assert not accepts(grammar, "<tool_call>\n<function=say>\n" + end)
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: type(format).__name__)
+def test_no_schema_of_a_tool_breaks_the_making_of_a_grammar(format: ToolFormat) -> None:
+    """Which is the server's; whether it can be followed is for the engine to say."""
+    for parameters in (
+        {"properties": {"a": True, "b": False}, "required": ["b"]},
+        {"properties": ["a"], "required": "a"},
+        {"properties": {"a": {"type": "string", "enum": 3}, "b": {"uniqueItems": False}}, "required": 3},
+        {"properties": None, "required": None, "$defs": {}},
+    ):
+        assert "start:" in format.grammar([Tool("f", parameters)], json.dumps, several=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "good"),
     [

@@ -10,16 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .calls import (
-    CallReader,
-    JsonCalls,
-    ParameterCalls,
-    PythonicCalls,
-    Schema,
-    SectionCalls,
-    Tool,
-    is_text,
-)
+from .arguments import ParameterCalls, PythonicCalls, is_text
+from .calls import CallReader, JsonCalls, Schema, SectionCalls, Tool
 from .schemas import WHITE_SPACE, without_notes
 
 MAX_CALLS = 8
@@ -87,7 +79,7 @@ class TaggedParameters(TaggedJson):
         before, after = _literal(f"<parameter={name}>\n"), _literal("\n</parameter>\n")
         if not is_text(schema):
             return f"{before} {_json(_part_of(tool, schema))} {after}"
-        if options := schema.get("enum"):
+        if isinstance(options := schema.get("enum"), list) and options:
             return f"{before} ({' | '.join(_literal(str(option)) for option in options)}) {after}"
         return f"{before} text"
 
