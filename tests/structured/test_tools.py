@@ -11,7 +11,7 @@ from tests.random_model import CONFIG, IM_START, random_model
 from tests.text.calls import joined
 
 from holdfast import LLM, SamplingParams, Structured
-from holdfast.grammar import Grammars
+from holdfast.grammar import GrammarError, Grammars
 from holdfast.text import AnswerReader, Tokenizer, Tool, ToolFormat
 from holdfast.text.tools import BareJson, ListedJson, Pythonic, Sections, TaggedJson, TaggedParameters
 
@@ -114,6 +114,24 @@ def test_no_schema_of_a_tool_breaks_the_making_of_a_grammar(format: ToolFormat) 
         {"properties": None, "required": None, "$defs": {}},
     ):
         assert "start:" in format.grammar([Tool("f", parameters)], json.dumps, several=True)
+
+
+@pytest.mark.parametrize(
+    ("format", "place"),
+    [
+        (TaggedJson(), "tools.tag.properties.arguments.properties.x"),
+        (TaggedParameters(), "tools.tag.x"),
+        (Pythonic(), "tools.tag.x"),
+        (Sections(), "tools.tag.properties.x"),
+        (BareJson(), "tools.tag.properties.parameters.properties.x"),
+    ],
+)
+def test_a_tool_that_cannot_be_followed_is_named(format: ToolFormat, place: str) -> None:
+    unique = {"properties": {"x": {"type": "array", "uniqueItems": True}}, "title": "Tag"}
+    form = Structured(grammar=format.grammar([*TOOLS, Tool("tag", unique)], json.dumps, several=True))
+    with pytest.raises(GrammarError) as refused:
+        Grammars(random_model(), CONFIG["vocab_size"]).check(form)
+    assert str(refused.value) == f'{place}: Unimplemented keys: ["uniqueItems"]'
 
 
 @pytest.mark.parametrize(
