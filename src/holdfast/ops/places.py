@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .rounding import narrowed, widened
+
+if TYPE_CHECKING:
+    from .step import StateStep
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class PagePlaces:
     pages: Tensor
     offset: Tensor
 
+    def where(self, page_size: int) -> Tensor:
+        """In all pages laid end to end."""
+        return self.pages * page_size + self.offset
+
 
 @dataclass(frozen=True)
 class Context:
@@ -110,10 +117,11 @@ class Context:
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
         if self.consecutive is None:
-            held, first = stored.index_select(0, self.pages), 0
-        else:
-            held, first = stored, self.consecutive.start * stored.shape[1]
-        return held.flatten(0, 1).narrow(0, first, self.length).transpose(0, 1)
+            return stored.index_select(0, self.pages).flatten(0, 1).narrow(0, 0, self.length).transpose(0, 1)
+        page, place, head, channel = stored.stride()
+        _, _, heads, width = stored.shape
+        begin = stored.storage_offset() + self.consecutive.start * page
+        return stored.as_strided((heads, self.length, width), (head, place, channel), begin)
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,17 @@ def _consecutive(ids: Tensor) -> slice | None:
     return follow if values == list(range(follow.start, follow.stop)) else None
 
 
+@dataclass(frozen=True)
+class WholeStep:
+    """All places that a uniform step of windows uses of a state: its kernels work them out, from the step alone.
+
+    pages  the page table, of keys and values
+    """
+
+    step: StateStep
+    pages: Tensor | None = None
+
+
 Place = Checkpoints | Cells | PagePlaces | Context | Transfer
 
 
@@ -160,6 +179,8 @@ class Watch(Protocol):
     def wrote(self, place: Place) -> None: ...
 
     def moved(self, place: Transfer) -> None: ...
+
+    def used(self, place: WholeStep) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -276,7 +297,7 @@ class KVState:
         if self.watch:
             self.watch.wrote(at)
         for stored, fresh in zip(self, (keys, values), strict=True):
-            stored[at.pages, at.offset] = fresh.to(stored.dtype)
+            stored.flatten(0, 1).index_copy_(0, at.where(self.page_size), fresh.to(stored.dtype))
 
     def read(self, at: Context) -> tuple[Tensor, Tensor]:
         """Keys and values, each [heads, length, its width]"""

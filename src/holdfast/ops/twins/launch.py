@@ -182,6 +182,9 @@ def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
         return
+    if step.uniform:
+        pool.watch.used(step.whole())
+        return
     rows, device = len(next(iter(pool.journal.values()))), pool.saved.device
     ghost = TemporalState(
         saved=torch.empty(len(pool.saved), 0, device=device),
