@@ -438,8 +438,20 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
         kernels.REWRITE_TILES = rewrite
         return
     if case.part == "verify":
-        for values, warps, keys, stages in ((16, 1, 16, 4), (32, 1, 32, 4), (32, 1, 16, 6), (64, 2, 16, 4)):
-            yield f"tiles {values} {warps} {keys} {stages}", tiles(values, warps, keys, stages)
+        for cut in ((32, 1, 32, 4), (64, 2, 32, 3), (64, 4, 32, 3), (64, 4, 64, 2), (32, 2, 64, 2)):
+            yield f"tiles {cut}", tiles(*cut)
+        folds = kernels.WINDOW_FOLD_TILES
+        for cut in (
+            (32, 2, 32, 2),
+            (32, 4, 32, 2),
+            (64, 4, 32, 2),
+            (32, 4, 64, 1),
+            (64, 4, 64, 1),
+            (32, 4, 128, 1),
+        ):
+            kernels.WINDOW_FOLD_TILES = tiles(*cut)
+            yield f"folds {cut}", None
+        kernels.WINDOW_FOLD_TILES = folds
         return
     yield "as it is", None
     if case.part == "few":

@@ -29,6 +29,7 @@ class Tiles:
 
 
 WINDOW_TILES = Tiles(values=64, warps=2)
+WINDOW_FOLD_TILES = Tiles(values=64, warps=2)
 DECODE_TILES = {4: Tiles(32, 1, keys=8), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
 FOLD_TILES = {size: FoldTiles(32, 4, registers=128) for size in (4, 2, 1)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
@@ -117,13 +118,18 @@ def windows(
     kernels.front[(heads, lanes)](
         *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape, num_warps=1
     )
-    shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
+    shape |= {"V": value_dim}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
-    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
+
+    def main(cut: Tiles, *, folds: bool) -> None:
+        kernels.main[(triton.cdiv(value_dim, cut.values), value_heads, lanes)](
+            *arguments, **shape, BV=cut.values, BK=min(cut.keys, key_dim), FOLDS=folds,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+
     with beside(v.device):
-        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
-    kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
+        main(WINDOW_FOLD_TILES, folds=True)
+    main(tiles, folds=False)
     join(v.device)
     return out
 
