@@ -116,8 +116,9 @@ def windows(
     shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
-        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape, num_warps=1
-    )
+        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
+        num_warps=1 if shape["TP"] < LEAST else 4,
+    )  # fmt: skip
     shape |= {"V": value_dim}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
 
