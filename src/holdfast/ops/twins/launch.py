@@ -69,6 +69,33 @@ def launches_early(device: torch.device) -> bool:
 # --- windows -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class FoldTiles:
+    """How folds of single tokens are cut: channels of a program, its warps; programs for every multiprocessor."""
+
+    width: int
+    warps: int
+    share: int = 1
+    registers: int | None = None
+
+    def programs(self, step: StateStep, pieces: int) -> tuple[int, int]:
+        """pieces: of a lane. How many are launched, and how many of them are to work if few lanes fold."""
+        most = step.num_windows * pieces
+        if step.grid == 1:  # all fold, and nothing runs beside them
+            return most, most
+        there = multiprocessors(step.rows.device)
+        return min(most, MANY_FOLDS * there), min(most, self.share * there)
+
+
+MANY_FOLDS = 4
+"""Programs for every multiprocessor if all lanes fold at once."""
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 def folds_of(step: StateStep) -> Tensor:
     """[1 + windows]: how many of them fold, and which."""
 
