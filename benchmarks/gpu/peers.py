@@ -34,6 +34,8 @@ QUIET = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not there
     "VLLM_USE_DEEP_GEMM": "0",
 }
+MEASURING = 45
+"""Seconds that are left for each engine when none is waited for any more."""
 FEW_OUT = 32
 """Tokens of an answer by `transformers`, whose steps take longer."""
 
@@ -142,12 +144,18 @@ def vllm(
     wanted = {name: batches_of(name, batches) for name in names}
     with ExitStack() as stack:
         drivers = {name: stack.enter_context(_driver(site, name, its)) for name, its in wanted.items()}
-        ready = {name: driver.hear(until) for name, driver in drivers.items()}
+        ready: dict[str, dict[str, Any]] = {}
         for name, driver in drivers.items():
+            try:
+                ready[name] = driver.hear(until - MEASURING * len(drivers))
+            except (TimeoutError, RuntimeError) as error:
+                print(f"{name}: {error}", flush=True)
+                driver.end()
+        for name, settings in ready.items():
             for batch in wanted[name]:
-                driver.ask(batch=batch, reps=reps)
-                yield driver.hear(until) | ready[name]
-            driver.end()
+                drivers[name].ask(batch=batch, reps=reps)
+                yield drivers[name].hear(until) | settings
+            drivers[name].end()
 
 
 def vllm_line(row: dict[str, Any]) -> str:
