@@ -42,10 +42,12 @@ FEW_OUT = 32
 
 def config_for_vllm(name: str) -> dict[str, Any]:
     """It knows Qwen3.5 only with a vision tower, here a small one that is left out when it loads."""
-    config = MODELS[name] | {"torch_dtype": "bfloat16"}
+    config = MODELS[name]
     if name != "qwen3.5-4b":
-        return config
+        return config | {"torch_dtype": "bfloat16"}
     rope = config["rope_parameters"] | {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    text = config | {"mamba_ssm_dtype": "float32", "dtype": "bfloat16", "rope_parameters": rope}
+    del text["architectures"]
     return {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
@@ -53,7 +55,7 @@ def config_for_vllm(name: str) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         **{f"{kind}_token_id": 248_053 + n for n, kind in enumerate(("vision_start", "vision_end"))},
         **{f"{kind}_token_id": 248_056 + n for n, kind in enumerate(("image", "video"))},
-        "text_config": config | {"mamba_ssm_dtype": "float32", "dtype": "bfloat16", "rope_parameters": rope},
+        "text_config": text,
         "vision_config": {
             "model_type": "qwen3_5",
             "depth": 2,
