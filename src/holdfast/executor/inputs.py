@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, max_window, run_reaches
+from ..ids import PAD_ROW
 from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
-from ..plan import Grant, RowWork, StepPlan
+from ..plan import Grant, RowWork, StepPlan, Window
 
 
 class Buffer:
@@ -175,6 +176,11 @@ class Inputs:
         """A uniform step in which nobody takes part."""
         self._before = None
         return self._lay_out(StepPlan(0), shape, 0, 0)
+
+    def run_of_padding(self, tokens: int) -> Lanes:
+        """A step of one run, which is nobody's."""
+        self._before = None
+        return self._lay_out(0, (RowWork(PAD_ROW, 0, tokens, Window()),), None, 0, 0)
 
     def _lay_out(
         self,
