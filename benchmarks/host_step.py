@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import statistics
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ from holdfast.engine import Engine
 from holdfast.executor import readback
 from holdfast.executor.graphs import Graphs
 from holdfast.executor.inputs import Inputs, Lanes, uniform_shapes
-from holdfast.executor.runner import Ended, Passed, Runner
+from holdfast.executor.runner import Ended, Runner
 from holdfast.executor.sampler import Chosen
 from holdfast.request import Request
 from holdfast.scheduler import Scheduler
@@ -142,10 +144,10 @@ class NoDevice(Runner):
         for start in plan.starts:
             self._position[start.row] = start.base
 
-    def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
-        return Passed(None, None)  # type: ignore[arg-type]
+    def _pass(self, lanes: Lanes, absorbs: bool = True) -> Any:
+        return SimpleNamespace(hidden=None, batch=None)
 
-    def _end(self, passed: Passed, lanes: Lanes, *_: Any) -> Ended:  # type: ignore[override]
+    def _end(self, passed: Any, lanes: Lanes, *_: Any) -> Ended:  # type: ignore[override]
         rows, choices = lanes.rows.numpy(), lanes.choices
         position = self._position[rows] + lanes.counts.numpy()
         self._position[rows] = position
@@ -201,6 +203,7 @@ def offline(llm: LLM, requests: list[Request]) -> Callable[[], object]:
 def served(llm: LLM, requests: list[Request]) -> Callable[[], object]:
     """A step of the server's engine process, which tells of all tokens."""
     wire = Sink()
+    gc.freeze()
     loop = EngineLoop(llm._service.engine, wire)  # type: ignore[arg-type]
     for request in requests:
         loop._submit(request)

@@ -39,6 +39,7 @@ from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.places import ConvState, TemporalState
 from holdfast.ops.rounding import GREATEST, narrowed, rounded, widened
 from holdfast.ops.step import StateStep
+from holdfast.ops.twins.launch import FoldTiles
 
 H, HV, K, V, WIDTH = 16, 32, 128, 128, 4
 CHANNELS = 2 * H * K + HV * V
@@ -81,7 +82,10 @@ CASES = [
     Case("narrow", 1, 256, torch.bfloat16, 1.25),
     Case("narrow", 1, 256, torch.int8, 3.0),
     Case("narrow", 1, 256, torch.float8_e4m3fn, 3.0),
-    *(Case("verify", window, batch, torch.float32, 2.2) for window, batch in ((4, 128), (4, 32), (8, 32))),
+    *(
+        Case("verify", window, batch, torch.float32, 2.2)
+        for window, batch in ((4, 128), (4, 32), (8, 32), (16, 32))
+    ),
     *(Case("lines", 1, 256, torch.float32, 0.0, grid) for grid in (1, 8, 32)),
     *(Case("lines", 4, 128, torch.float32, 0.0, grid) for grid in (8, 32)),
 ]
@@ -390,6 +394,10 @@ def microseconds(p: Any, way: Callable[[Any, StateStep], None], budget: float = 
     return statistics.median(times)
 
 
+FOLD_CUTS: list[tuple[int, int, int, int | None]] = [
+    (32, 4, 2, 128), (32, 4, 4, 128), (32, 4, 1, None), (32, 2, 1, None), (16, 4, 1, None), (16, 2, 2, None)
+]  # fmt: skip
+"""Other ways to cut folds: channels of a program, its warps, programs for every multiprocessor, registers."""
 BASE_TILES = [kernels.Tiles(values, warps) for values, warps in ((8, 1), (16, 1), (32, 1), (64, 2))]
 
 
@@ -426,10 +434,27 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
     """Names of what is tried, and its tiles; what else it needs is set while it is timed."""
     tiles = kernels.Tiles
     if case.part == "lines":
+        rewrite = kernels.REWRITE_TILES
+        for cut in ((32, 2), (16, 1), (64, 2), (64, 4)) if case.grid == 1 else ():
+            kernels.REWRITE_TILES = FoldTiles(*cut)
+            yield f"folds {cut}", None
+        kernels.REWRITE_TILES = rewrite
         return
     if case.part == "verify":
-        for values, warps, keys, stages in ((16, 1, 16, 4), (32, 1, 32, 4), (32, 1, 16, 6), (64, 2, 16, 4)):
-            yield f"tiles {values} {warps} {keys} {stages}", tiles(values, warps, keys, stages)
+        for cut in ((32, 1, 32, 4), (64, 2, 32, 3), (64, 4, 32, 3), (64, 4, 64, 2), (32, 2, 64, 2)):
+            yield f"tiles {cut}", tiles(*cut)
+        folds = kernels.WINDOW_FOLD_TILES
+        for cut in (
+            (32, 2, 32, 2),
+            (32, 4, 32, 2),
+            (64, 4, 32, 2),
+            (32, 4, 64, 1),
+            (64, 4, 64, 1),
+            (32, 4, 128, 1),
+        ):
+            kernels.WINDOW_FOLD_TILES = tiles(*cut)
+            yield f"folds {cut}", None
+        kernels.WINDOW_FOLD_TILES = folds
         return
     yield "as it is", None
     if case.part == "few":
@@ -446,12 +471,9 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
     for values, warps, keys in cuts:
         yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
     size, folds = case.dtype.itemsize, dict(kernels.FOLD_TILES)
-    for walk, registers in ((True, 128), (False, None), (False, 128), (True, None)):
-        kernels.WALK, kernels.REGISTERS = walk, registers
-        yield f"walk {walk} {registers}", None
-    for values, warps, share in ((16, 2, 1), (16, 4, 1), (32, 8, 1), (32, 2, 1), (64, 8, 1), (32, 4, 2)):
-        kernels.FOLD_TILES[size] = kernels.FoldTiles(values, warps, share)
-        yield f"folds {values} {warps} {share}", None
+    for cut in FOLD_CUTS:
+        kernels.FOLD_TILES[size] = FoldTiles(*cut)
+        yield f"folds {cut}", None
     kernels.FOLD_TILES.update(folds)
 
 
@@ -463,6 +485,8 @@ def sweep(case: Case) -> None:
             timed.append((microseconds(p, journal_way(tiles), budget=0.02), name))
         except (triton.runtime.errors.OutOfResources, triton.CompilationError):
             timed.append((float("inf"), name))
+    if not timed:
+        return
     print(f"{case.part} T={case.window} batch {case.batch} {_name(case.dtype)}: "
           + ", ".join(f"{name} {us:.1f}" for us, name in sorted(timed)), flush=True)  # fmt: skip
 

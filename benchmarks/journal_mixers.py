@@ -29,7 +29,8 @@ from holdfast.ops.kda import triton as kda
 from holdfast.ops.places import TemporalState
 from holdfast.ops.ssd import triton as ssd
 from holdfast.ops.step import StateStep
-from journal_kernels import _step, copies_for, launches, microseconds
+from holdfast.ops.twins.launch import FoldTiles
+from journal_kernels import FOLD_CUTS, _step, copies_for, launches, microseconds
 
 DEVICE = torch.device("cuda")
 CHECKED = 16
@@ -291,17 +292,16 @@ def variants(mixer: Mixer) -> Iterator[tuple[str, Tile | None]]:
         yield f"tiles {tile}", tile
     module = {"ssd": ssd, "kda": kda}[mixer.name]
     folds = module.FOLDS
-    for width, warps in ((32, 2), (32, 4), (32, 8), (64, 8)):
-        module.FOLDS = module.Tiles(width, warps)
-        yield f"folds {width} {warps}", None
+    for cut in FOLD_CUTS:
+        module.FOLDS = FoldTiles(*cut)
+        yield f"folds {cut}", None
     module.FOLDS = folds
     if mixer.name == "kda":
-        for walk, registers in ((True, None), (True, 128), (False, 128), (False, None)):
-            kda.WALK, kda.REGISTERS = walk, registers
-            yield f"walk {walk} {registers}", None
-        for warps, registers in ((1, 168), (2, None), (4, None), (1, None)):
-            kda.FRONT_WARPS, kda.FRONT_REGISTERS = warps, registers
-            yield f"front {warps} {registers}", None
+        for kda.FRONT_WARPS, kda.FRONT_WIDTH in ((1, 4), (1, 2), (4, 2), (2, 2)):
+            yield f"front {kda.FRONT_WARPS} {kda.FRONT_WIDTH}", None
+    else:
+        for ssd.HEADS in (2, 4, 8, 16):
+            yield f"front {ssd.HEADS}", None
 
 
 def sweep(p: Decode) -> None:

@@ -52,7 +52,14 @@ class Grammars:
         where = f"structured.{structured.kind}"
         if structured.kind == "json":
             where, matcher = self._narrowed(where, json.loads(structured.text), matcher)
-        raise GrammarError(f"{where}: {_first_lines(matcher.get_error())}")
+        for schema in islice(_schemas_in(structured), MOST_PARTS):
+            alone = self._matcher(_grammar(Structured(json=schema), self._tokenizer))
+            if alone.is_error():
+                title = str(schema.get("title"))
+                named = title if title.startswith("tools.") else f"{where} %json"
+                where, matcher = self._narrowed(named, schema, alone)
+                break
+        raise GrammarError(f"{' '.join(where.split())}: {_first_lines(matcher.get_error())}")
 
     def _narrowed(self, where: str, schema: Any, failed: Any) -> tuple[str, Any]:
         """The innermost part of a schema that fails by itself: the compiler does not say where it was."""
@@ -162,6 +169,15 @@ def _form(structured: Structured) -> dict[str, Any]:
             return {"lark_grammar": _lark(text)}
     [form] = json.loads(made)["grammars"]
     return form
+
+
+def _schemas_in(structured: Structured) -> Iterator[dict[str, Any]]:
+    """Of a grammar. Those of tools have their names for titles."""
+    for found in re.finditer(r"%json\s*(?=\{)", structured.text if structured.kind == "grammar" else ""):
+        try:
+            yield json.JSONDecoder().raw_decode(structured.text, found.end())[0]
+        except (ValueError, RecursionError):
+            return
 
 
 def _lark(grammar: str) -> str:

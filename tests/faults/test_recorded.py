@@ -23,7 +23,8 @@ from .museum import FAULTS
 
 __all__ = ["fake_graphs"]
 
-SCENE = Scene(LFM2, (Ask(13, 8), Ask(5, 14), Ask(9, 9)), dict(backend="triton", max_num_seqs=2))
+SMALL = dict(max_num_seqs=2, fold_every=8)
+SCENE = Scene(LFM2, (Ask(13, 8), Ask(5, 14), Ask(9, 9)), dict(backend="triton", **SMALL))
 """Lines are passed and pages begun while all decode, and a row has a second tenant."""
 SHARED = (Ask(66, 24, shared=64), Ask(90, 20, shared=64, after=22), Ask(67, 20, shared=64, after=24))
 SCENES = {
@@ -45,7 +46,7 @@ FOUND = {
 
 def plain(scene: Scene) -> Outcome:
     """By the reference's operations."""
-    return healthy(replace(scene, options=dict(max_num_seqs=2)))
+    return healthy(replace(scene, options=SMALL))
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph]) -> l
         plain(scene)
 
     def counted(expect: Callable[..., Any]) -> Callable[..., Any]:
-        def told(checks: SingleTokens, work: Any) -> None:
+        def told(checks: SingleTokens, work: Any, *stands: Any) -> None:
             settled.append(len(work))
-            expect(checks, work)
+            expect(checks, work, *stands)
 
         return told
 

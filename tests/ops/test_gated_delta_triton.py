@@ -246,6 +246,12 @@ def test_with_a_line_at_every_token_the_state_is_rewritten() -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("decay", ["mild", "mixed"])
+def test_a_window_as_long_as_a_line(decay: str) -> None:
+    compare(Heads(1, 2, 16, 4), lanes_at(GRID, 3), seed=3, decay=decay)
+
+
+@everywhere
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("heads", HEADS, ids=["grouped", "one", "wide", "three to one"])
 @pytest.mark.parametrize("decay", ["weak", "mild", "strong", "violent", "mixed"])

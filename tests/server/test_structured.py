@@ -45,6 +45,7 @@ class Sail(pydantic.BaseModel):
 
 TOOLS: Any = [openai.pydantic_function_tool(Gauge), openai.pydantic_function_tool(Sail)]
 SCHEMAS = {"Gauge": Gauge, "Sail": Sail}
+UNIQUE = {"name": "f", "parameters": {"properties": {"x": {"type": "array", "uniqueItems": True}}}}
 
 
 def test_parse_gives_the_pydantic_model(client: openai.OpenAI) -> None:
@@ -221,6 +222,10 @@ def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:
         ),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools: 'Gauge' is there twice"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "function.name"),
+        (
+            {"tools": [{"type": "function", "function": UNIQUE}], "tool_choice": "required"},
+            'tools.f.properties.arguments.properties.x: Unimplemented keys: ["uniqueItems"]',
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format has no json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objct"}}}},

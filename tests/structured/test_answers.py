@@ -224,6 +224,14 @@ def test_several_answers_to_one_prompt(llm: LLM) -> None:
         ({"regex": "(?=a)b"}, "structured.regex: at 1(8)"),
         ({"grammar": "start: tide"}, 'structured.grammar: at 1(8): unknown name: "tide"'),
         ({"grammar": "strt: /a/"}, "structured.grammar: "),
+        (
+            {"grammar": 'start: %json {"type": "null"} | %json {"items": {"not": {}}}'},
+            'structured.grammar %json.items: Unimplemented keys: ["not"]',
+        ),
+        (
+            {"json": {"properties": {"a\nb": {"type": "objct"}}}},
+            "structured.json.properties.a b: Invalid type: objct",
+        ),
         ({"grammar": "start: /a"}, "structured.grammar: 2(1): lexer error"),
         ({"grammar": 'root ::= "a'}, "structured.grammar: Unexpected end of input at line 1"),
         ({"grammar": "root ::= ebb"}, "structured.grammar: Rule 'ebb' not found"),

@@ -37,14 +37,14 @@ class Checkpoints:
         return (self.position == 0).nonzero().flatten()
 
     @cached_property
-    def consecutive(self) -> slice | None:
-        return _consecutive(self.slots)
+    def runs(self) -> list[slice]:
+        return _runs(self.slots)
 
-    def read(self, saved: Tensor) -> Tensor:
-        """[N, ...], zero where there is none; perhaps a view."""
-        if self.consecutive is not None and not len(self.cold):
-            return saved[self.consecutive]
-        return saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)
+    def read(self, saved: Tensor) -> list[Tensor]:
+        """In pieces [n, ...], one row after another, zero where there is none; perhaps views."""
+        if self.runs and not len(self.cold):
+            return [saved[run] for run in self.runs]
+        return [saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)]
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,16 @@ class Context:
     pages: Tensor
 
     @cached_property
-    def consecutive(self) -> slice | None:
-        return _consecutive(self.pages)
+    def runs(self) -> list[slice]:
+        return _runs(self.pages)
 
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
-        if self.consecutive is None:
+        if len(self.runs) != 1:
             return stored.index_select(0, self.pages).flatten(0, 1).narrow(0, 0, self.length).transpose(0, 1)
         page, place, head, channel = stored.stride()
         _, _, heads, width = stored.shape
-        begin = stored.storage_offset() + self.consecutive.start * page
+        begin = stored.storage_offset() + self.runs[0].start * page
         return stored.as_strided((heads, self.length, width), (head, place, channel), begin)
 
 
@@ -148,13 +148,17 @@ def _gather(held: Tensor, where: Tensor, empty: Tensor | None) -> Tensor:
     return found if empty is None else found.index_fill_(0, empty, 0)
 
 
-def _consecutive(ids: Tensor) -> slice | None:
-    """What they are as a slice, if they follow one another: then nothing needs to be gathered."""
-    if ids.device.type != "cpu" or not len(ids):
-        return None  # another device would have to be waited for
-    values = ids.tolist()
-    follow = slice(values[0], values[0] + len(values))
-    return follow if values == list(range(follow.start, follow.stop)) else None
+def _runs(ids: Tensor) -> list[slice]:
+    """Those that follow one another: what lies there need not be gathered. None, if a device had to be asked."""
+    if ids.device.type != "cpu":
+        return []
+    runs: list[slice] = []
+    for id_ in ids.tolist():
+        if runs and runs[-1].stop == id_:
+            runs[-1] = slice(runs[-1].start, id_ + 1)
+        else:
+            runs.append(slice(id_, id_ + 1))
+    return runs
 
 
 @dataclass(frozen=True)
@@ -241,13 +245,15 @@ class TemporalState:
     def capacity(self) -> int:
         return next(iter(self.journal.values())).shape[1]
 
-    def load(self, at: Checkpoints) -> Tensor:
+    def load(self, at: Checkpoints) -> list[Tensor]:
+        """In pieces, as `at` reads them."""
         if self.watch:
             self.watch.read(at)
         if self.scale is None:
             return at.read(self.saved)
         numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
-        return widened(numbers.view(self.saved.dtype), at.read(self.scale))
+        pieces = zip(numbers, at.read(self.scale), strict=True)
+        return [widened(each.view(self.saved.dtype), scale) for each, scale in pieces]
 
     def store(self, at: Checkpoints, values: Tensor) -> None:
         """values [N, ...] in float32, which are rounded here"""

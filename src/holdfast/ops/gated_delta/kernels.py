@@ -164,7 +164,10 @@ def front(
                 inverse -= tl.where((nodes == t)[:, None], solved[None, :], 0.0)
         inverse *= strength[None, :]
         queries = scale * weight * query_dots  # [TP, TP]
-        seen_by_queries = tl.sum(queries[:, :, None] * inverse[None, :, :], 1)
+        if TP < 16:  # no matrix product is narrower
+            seen_by_queries = tl.sum(queries[:, :, None] * inverse[None, :, :], 1)
+        else:  # and of a sum as wide, Triton would make one of ten bits
+            seen_by_queries = tl.dot(queries, inverse, input_precision="tf32x3")
         mix = mix_out + mine * BOTH * TP
         tl.store(mix + nodes[:, None] * TP + nodes, inverse)
         tl.store(mix + (TP + nodes[:, None]) * TP + nodes, seen_by_queries)

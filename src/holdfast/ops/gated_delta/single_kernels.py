@@ -13,11 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import back, follow
+from ..twins.kernels import back, fold_workers, follow
 from . import checkpoint_kernels as checkpoints
 from .kernels import with_entries
-
-UNROLL = tl.constexpr(8)
 
 
 @triton.jit
@@ -110,68 +108,49 @@ def fold_lane(
 ):  # fmt: skip
     """A line of a lane's journal into its checkpoint, which is returned as it is stored, with its scale."""
     HV: tl.constexpr = H * GROUP
-    known = inside & (begin > 0)
-    state, scale = checkpoints.load(saved, scales, slot, value_head, values, known, HV, K, V)
+    state, scale = checkpoints.load(saved, scales, slot, value_head, values, inside & (begin > 0), HV, K, V)
+    state = checkpoints.wide(state, scale)
     places, channels = tl.arange(0, JP), tl.arange(0, K)
-    real = places < J
-    place = back(begin + J, JP, CAP)
-    keys = tl.load(
-        journal_k + (row * CAP * H + value_head // GROUP) * K + place[:, None] * (H * K) + channels[None, :],
-        mask=real[:, None],
-        other=0.0,
-    )
-    adds = tl.load(
-        journal_u + (row * CAP * HV + value_head) * V + place[:, None] * (HV * V) + values[None, :],
-        mask=real[:, None] & inside[None, :],
-        other=0.0,
-    )
+    keys = journal_k + (row * CAP * H + value_head // GROUP) * K
+    adds = journal_u + (row * CAP * HV + value_head) * V
     gates = journal_g + row * CAP * HV + value_head
-    after = tl.load(gates + back(begin + J + 1, JP, CAP) * HV, mask=real & (places > 0), other=0.0)
-    whole = tl.sum(tl.load(gates + place * HV, mask=real, other=0.0))
-    state = with_entries(checkpoints.wide(state, scale), tl.exp(whole), keys, tl.exp(tl.cumsum(after)), adds)
-    return checkpoints.store(saved, scales, target, value_head, values, state, inside, HV, K, V)
-
-
-@triton.jit
-def walk_lane(
-    row, begin, slot, target, value_head, values, inside,
-    saved, scales, journal_k, journal_u, journal_g,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    HV: tl.constexpr = H * GROUP
-    known = inside & (begin > 0)
-    state, scale = checkpoints.load(saved, scales, slot, value_head, values, known, HV, K, V)
-    channels = tl.arange(0, K)
-    keys = journal_k + (row * CAP * H + value_head // GROUP) * K + channels
-    adds = journal_u + (row * CAP * HV + value_head) * V + values
-    gates = journal_g + row * CAP * HV + value_head
-    newest = ((begin + J - 1) % CAP).to(tl.int32)
-    added, since = tl.zeros(state.shape, tl.float32), 0.0
-    for i in tl.range(0, J, loop_unroll_factor=UNROLL):
-        place = tl.where(newest >= i, newest - i, newest - i + CAP)
-        key = tl.load(keys + place * (H * K)).to(tl.float32)
-        add = tl.load(adds + place * (HV * V), mask=inside, other=0.0)
-        added += key[:, None] * (tl.exp(since) * add)[None, :]
-        since += tl.load(gates + place * HV)
-    state = tl.exp(since) * checkpoints.wide(state, scale) + added
+    if J == 1:  # the state is rewritten for every token: no product, nothing to wait for
+        place = begin % CAP
+        key = tl.load(keys + place * (H * K) + channels).to(tl.float32)
+        add = tl.load(adds + place * (HV * V) + values, mask=inside, other=0.0)
+        state = tl.exp(tl.load(gates + place * HV)) * state + key[:, None] * add[None, :]
+    else:
+        real, place = places < J, back(begin + J, JP, CAP)
+        key = tl.load(keys + place[:, None] * (H * K) + channels[None, :], mask=real[:, None], other=0.0)
+        add = tl.load(
+            adds + place[:, None] * (HV * V) + values[None, :],
+            mask=real[:, None] & inside[None, :],
+            other=0.0,
+        )
+        after = tl.load(gates + back(begin + J + 1, JP, CAP) * HV, mask=real & (places > 0), other=0.0)
+        whole = tl.sum(tl.load(gates + place * HV, mask=real, other=0.0))
+        state = with_entries(state, tl.exp(whole), key, tl.exp(tl.cumsum(after)), add)
     return checkpoints.store(saved, scales, target, value_head, values, state, inside, HV, K, V)
 
 
 @triton.jit
 def fold_one(
     qk, v, out, saved, scales, journal_k, journal_u, journal_g, old_in, mix_in, folds,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, few,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WALK: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few lanes fold
-    in a step: programs share them."""
-    block, value_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channels, values = tl.arange(0, K), block * BV + tl.arange(0, BV)
-    inside = values < V
-    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
-        lane = tl.load(folds + nth)
+    """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few programs
+    take all of them: so they run beside `main_one`, whose programs would wait until the last of many had begun."""
+    HV: tl.constexpr = H * GROUP
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    channels = tl.arange(0, K)
+    pieces, mine = tl.load(folds) * HV * BLOCKS, tl.program_id(0)
+    workers = fold_workers(pieces, few)
+    for item in range(tl.where(mine < workers, mine, pieces), pieces, workers):
+        lane, value_head = tl.load(folds + 1 + item // (HV * BLOCKS)), item // BLOCKS % HV
+        values = item % BLOCKS * BV + tl.arange(0, BV)
+        inside = values < V
         row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
         begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
@@ -181,23 +160,17 @@ def fold_one(
         key = tl.load(probe + H * K, mask=(channels < K) & exists, other=0.0).to(tl.float32)
         asked = ask_one(
             row, lane, value_head, token, at, end, values, inside & exists, v, journal_u, old_in, mix_in, v_stride,
-            H * GROUP, V, JP, CAP,
+            HV, V, JP, CAP,
         )  # fmt: skip
-        if WALK:
-            stored, scale = walk_lane(
-                row, begin, slot, target, value_head, values, inside,
-                saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-            )  # fmt: skip
-        else:
-            stored, scale = fold_lane(
-                row, begin, slot, target, value_head, values, inside,
-                saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-            )  # fmt: skip
+        stored, scale = fold_lane(
+            row, begin, slot, target, value_head, values, inside,
+            saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
+        )  # fmt: skip
         numbers = stored.to(tl.float32)
         of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
         answer_one(
             asked, scale * of_key, scale * of_query, row, value_head, token, at, values, inside & exists,
-            out, journal_u, H * GROUP, V, CAP,
+            out, journal_u, HV, V, CAP,
         )  # fmt: skip
 
 

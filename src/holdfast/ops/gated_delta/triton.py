@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, beside, early, folds_of, join, tree_of
+from ..twins.launch import LEAST, FoldTiles, beside, early, folds_of, join, tree_of
 from . import kernels, single_kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -28,21 +28,13 @@ class Tiles:
     stages: int = 4
 
 
-@dataclass(frozen=True)
-class FoldTiles:
-    """How folds are cut: value channels of a program, its warps; programs for every lane that may be expected to."""
-
-    values: int
-    warps: int
-    share: int = 1
-
-
 WINDOW_TILES = Tiles(values=64, warps=2)
+WINDOW_FOLD_TILES = Tiles(values=64, warps=2)
 DECODE_TILES = {4: Tiles(32, 1, keys=8), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
-FOLD_TILES = {4: FoldTiles(32, 4), 2: FoldTiles(32, 2), 1: FoldTiles(32, 2)}
+FOLD_TILES = {size: FoldTiles(32, 4, registers=128) for size in (4, 2, 1)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
-WALK = True
-REGISTERS: int | None = None
+REWRITE_TILES = FoldTiles(32, 1)
+"""With a line at every token."""
 FEW_LANES = 16
 """So many take one launch for everything."""
 FEW_TILES = Tiles(values=32, warps=2)
@@ -124,15 +116,21 @@ def windows(
     shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
-        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape, num_warps=1
-    )
-    shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
+        *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
+        num_warps=1 if shape["TP"] < LEAST else 4,
+    )  # fmt: skip
+    shape |= {"V": value_dim}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
-    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
+
+    def main(cut: Tiles, *, folds: bool) -> None:
+        kernels.main[(triton.cdiv(value_dim, cut.values), value_heads, lanes)](
+            *arguments, **shape, BV=cut.values, BK=min(cut.keys, key_dim), FOLDS=folds,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+
     with beside(v.device):
-        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
-    kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
+        main(WINDOW_FOLD_TILES, folds=True)
+    main(tiles, folds=False)
     join(v.device)
     return out
 
@@ -200,16 +198,16 @@ def absorb_singles(
 ) -> None:
     """What follows `front` for single tokens."""
     lanes, (value_heads, value_dim), size = step.num_windows, v.shape[1:], pool.saved.element_size()
-    tiles, fold = tiles or DECODE_TILES[size], FOLD_TILES[size]
+    tiles, fold = tiles or DECODE_TILES[size], REWRITE_TILES if step.grid == 1 else FOLD_TILES[size]
     folds, scales, slots = folds_of(step), scales_of(pool), (step.base, step.end_base, step.read_slot)
     cursors = (step.rows, step.counts, step.offsets, step.position, *slots)
     key_dim, shape = shape["K"], {**shape, "V": value_dim}
-    programs = fold.share * triton.cdiv(lanes, step.grid)
+    programs, few = fold.programs(step, value_heads * triton.cdiv(value_dim, fold.width))
     with beside(v.device):
-        single_kernels.fold_one[(triton.cdiv(value_dim, fold.values), value_heads, programs)](
+        single_kernels.fold_one[(programs,)](
             qk, v, out, pool.saved, scales, *journal_of(pool), scratch.old, scratch.mix, folds,
-            *cursors, step.write_slot, v.stride(0),
-            **shape, BV=fold.values, J=step.grid, WALK=WALK, num_warps=fold.warps, maxnreg=REGISTERS,
+            *cursors, step.write_slot, v.stride(0), few,
+            **shape, BV=fold.width, J=step.grid, num_warps=fold.warps, maxnreg=fold.registers,
         )  # fmt: skip
     single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
         qk, v, out, pool.saved, scales, pool.journal["u"], scratch.old, scratch.mix, *cursors, v.stride(0),

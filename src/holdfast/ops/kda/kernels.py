@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from ..gated_delta.single_kernels import answer_one, ask_one
-from ..twins.kernels import BEYOND, back, piece, product, sees
+from ..twins.kernels import BEYOND, back, fold_workers, piece, product, sees, side_by_side
 
 
 @triton.jit
@@ -157,31 +157,33 @@ def front_one(
     mix_out,  # [lanes, H, 4]: 1 for either, strength of the entry, what the query sees of it
     rows, counts, offsets, position, end_base,
     q_stride, k_stride, g_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """As `front`, for windows of one token; what it leaves is for `gated_delta.single_kernels.main_one`, too."""
+    """As `front`, for windows of one token; what it leaves is for `gated_delta.single_kernels.main_one`, too. A
+    thread takes WIDTH channels, and all entries of them: then the sums of gates are its own."""
     head, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
     at, end = tl.load(position + lane), tl.load(end_base + lane)
     token = tl.load(offsets + lane).to(tl.int64)
     if (row == 0) | (count == 0):
         return
-    places, channels = tl.arange(0, JP), tl.arange(0, KP)
+    places, channels = tl.arange(0, JP), side_by_side(KP, WIDTH)
     inner, held = channels < K, (at - end).to(tl.int32)
-    ring = (row * CAP * H + head) * K + channels
-    filled, later = places < held, (places > 0) & (places < held)
+    ring = (row * CAP * H + head) * K
+    ring_k, ring_g = journal_k + ring, journal_g + ring
+    filled, later = (places < held)[:, None], ((places > 0) & (places < held))[:, None]
     here, next = back(at, JP, CAP)[:, None] * (H * K), back(at + 1, JP, CAP)[:, None] * (H * K)
-    keys = tl.load(journal_k + ring[None, :] + here, mask=filled[:, None] & inner[None, :], other=0.0)
-    after = tl.load(journal_g + ring[None, :] + next, mask=later[:, None] & inner[None, :], other=0.0)
-    oldest = tl.load(journal_g + ring + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
+    keys = tl.load(ring_k + (here + channels[None, :]), mask=filled & inner[None, :], other=0.0)
+    after = tl.load(ring_g + (next + channels[None, :]), mask=later & inner[None, :], other=0.0)
+    oldest = tl.load(ring_g + (end % CAP) * (H * K) + channels, mask=inner & (held > 0), other=0.0)
     gate = tl.load(log_g + token * g_stride + head * K + channels, mask=inner, other=0.0)
     own = tl.load(k + token * k_stride + head * K + channels, mask=inner, other=0.0)
     query = tl.load(q + token * q_stride + head * K + channels, mask=inner, other=0.0).to(tl.float32)
     strength = tl.load(beta + token * beta_stride + head).to(tl.float32)
 
     place = (at % CAP) * (H * K)
-    tl.store(journal_k + ring + place, own, mask=inner)
-    tl.store(journal_g + ring + place, gate, mask=inner)
+    tl.store(ring_k + place + channels, own, mask=inner)
+    tl.store(ring_g + place + channels, gate, mask=inner)
     key, mine = own.to(tl.float32), lane.to(tl.int64) * H + head
     decayed = tl.exp(tl.cumsum(after, 0) + gate[None, :]) * keys.to(tl.float32)
     total = tl.exp(oldest + tl.sum(after, 0) + gate)
@@ -199,29 +201,30 @@ def front_one(
 @triton.jit
 def fold_one(
     probes, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in, folds,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, few,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WALK: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few lanes fold
-    in a step: programs share them."""
-    block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channels, values, places = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, JP)
-    inner, inside = channels < K, values < V
-    tile = inner[:, None] & inside[None, :]
-    offset = channels[:, None] * V + values[None, :]
-    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
-        lane = tl.load(folds + nth)
+    """As `gated_delta.single_kernels.fold_one`."""
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    channels, places = tl.arange(0, KP), tl.arange(0, JP)
+    inner = channels < K
+    pieces, mine = tl.load(folds) * H * BLOCKS, tl.program_id(0)
+    workers = fold_workers(pieces, few)
+    for item in range(tl.where(mine < workers, mine, pieces), pieces, workers):
+        lane, head = tl.load(folds + 1 + item // (H * BLOCKS)), item // BLOCKS % H
+        values = item % BLOCKS * BV + tl.arange(0, BV)
+        inside = values < V
         row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
         begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
         token, exists = tl.load(offsets + lane).to(tl.int64), count > 0
+        tile, offset = inner[:, None] & inside[None, :], channels[:, None] * V + values[None, :]
         state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0)
         adds = tl.load(
             journal_u
             + (row * CAP * H + head) * V
-            + back(begin + J, JP, CAP)[:, None] * (H * V)
-            + values[None, :],
+            + (back(begin + J, JP, CAP)[:, None] * (H * V) + values[None, :]),
             mask=(places < J)[:, None] & inside[None, :],
             other=0.0,
         )
@@ -233,23 +236,8 @@ def fold_one(
             H, V, JP, CAP,
         )  # fmt: skip
         ring = (row * CAP * H + head) * K
-        if WALK:
-            newest = ((begin + J - 1) % CAP).to(tl.int32)
-            added, since = tl.zeros(state.shape, tl.float32), tl.zeros((KP,), tl.float32)
-            for i in tl.range(0, J, loop_unroll_factor=4):
-                place = tl.where(newest >= i, newest - i, newest - i + CAP)
-                some = tl.load(journal_k + ring + place * (H * K) + channels, mask=inner, other=0.0).to(
-                    tl.float32
-                )
-                add = tl.load(
-                    journal_u + ((row * CAP + place) * H + head) * V + values, mask=inside, other=0.0
-                )
-                added += (tl.exp(since) * some)[:, None] * add[None, :]
-                since += tl.load(journal_g + ring + place * (H * K) + channels, mask=inner, other=0.0)
-            state = (tl.exp(since)[:, None] * state.to(tl.float32) + added).to(state.dtype)
-        else:
-            decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-            state = _folded(state, decay, keys, adds)
+        decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
+        state = _folded(state, decay, keys, adds)
         tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
         numbers = state.to(tl.float32)
         of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)

@@ -16,6 +16,7 @@ from ..step import StateStep
 from ..twins.launch import (
     LEAST,
     Exports,
+    FoldTiles,
     RunWindows,
     append_tails,
     beside,
@@ -45,10 +46,8 @@ class Tiles:
 
 WINDOWS = Tiles(values=32, warps=1)
 SINGLES = Tiles(values=32, warps=1, keys=8)
-FOLDS = Tiles(values=32, warps=4)
-REGISTERS: int | None = None
-WALK = False
-FRONT_WARPS, FRONT_REGISTERS = 1, None
+FOLDS = FoldTiles(32, 4, registers=128)
+FRONT_WARPS, FRONT_WIDTH = 2, 2
 RUNS = Tiles(values=32, warps=4, stages=1)
 
 
@@ -122,7 +121,7 @@ def _windows(
         del shape["J"]
         kernels.front_one[(heads, lanes)](
             *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *strides,
-            **shape, num_warps=FRONT_WARPS, maxnreg=FRONT_REGISTERS,
+            **shape, WIDTH=FRONT_WIDTH, num_warps=FRONT_WARPS,
         )  # fmt: skip
         _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
         return
@@ -160,11 +159,12 @@ def _singles(
         step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot
     )  # fmt: skip
     shape |= {"V": value_dim}
+    programs, few = FOLDS.programs(step, heads * triton.cdiv(value_dim, FOLDS.width))
     with beside(out.device):
-        kernels.fold_one[(triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))](
+        kernels.fold_one[(programs,)](
             scratch.probes, v, out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients, folds,
-            *cursors, step.write_slot, v.stride(0),
-            **shape, BV=FOLDS.values, J=step.grid, WALK=WALK, num_warps=FOLDS.warps, maxnreg=REGISTERS,
+            *cursors, step.write_slot, v.stride(0), few,
+            **shape, BV=FOLDS.width, J=step.grid, num_warps=FOLDS.warps, maxnreg=FOLDS.registers,
         )  # fmt: skip
     single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
         scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, v.stride(0),

@@ -20,6 +20,16 @@ def follow(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+PIECES = tl.constexpr(32)
+"""Of folds, no program takes more if others can."""
+
+
+@triton.jit
+def fold_workers(pieces, few):
+    """How many of a launch's programs are to fold: few, so that others can run beside, unless pieces are many."""
+    return tl.minimum(tl.maximum(tl.cdiv(pieces, PIECES), few), tl.num_programs(0))
+
+
 BEYOND = tl.constexpr(1 << 30)
 """No window goes so far: where the next line is to one that branches. It passes none."""
 
@@ -46,6 +56,14 @@ def back(at, COUNT: tl.constexpr, CAP: tl.constexpr):
     """[COUNT]: where the entries before `at` lie in a ring of CAP places, the newest first; of no use are those of
     positions below 0."""
     return (((at - 1) % CAP).to(tl.int32) - tl.arange(0, COUNT) + COUNT * CAP) % CAP
+
+
+@triton.jit
+def side_by_side(COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """arange(0, COUNT), of which the compiler knows only that so many lie side by side: no thread takes more of what
+    is loaded by it, however few bytes that is."""
+    every = tl.arange(0, COUNT)
+    return every // WIDTH * WIDTH + every % WIDTH
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from .. import journal
-from ..journal import Entries, Inputs
+from ..journal import Entries, Inputs, States
 from ..places import TemporalState
 from ..step import StateStep
 from ..transfer import to_device
@@ -67,6 +67,33 @@ def launches_early(device: torch.device) -> bool:
 
 
 # --- windows -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoldTiles:
+    """How folds of single tokens are cut: channels of a program, its warps; programs for every multiprocessor."""
+
+    width: int
+    warps: int
+    share: int = 1
+    registers: int | None = None
+
+    def programs(self, step: StateStep, pieces: int) -> tuple[int, int]:
+        """pieces: of a lane. How many are launched, and how many of them are to work if few lanes fold."""
+        most = step.num_windows * pieces
+        if step.grid == 1:  # all fold, and nothing runs beside them
+            return most, most
+        there = multiprocessors(step.rows.device)
+        return min(most, MANY_FOLDS * there), min(most, self.share * there)
+
+
+MANY_FOLDS = 4
+"""Programs for every multiprocessor if all lanes fold at once."""
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def folds_of(step: StateStep) -> Tensor:
@@ -168,7 +195,7 @@ class _Nothing:
 
     axes: tuple[int, ...] = (0, 1)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         return inputs["none"], dict(inputs)
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
