@@ -134,7 +134,7 @@ class CostDepth(Depth):
             self.depth, self.reason = probe, "probe"
         if not self._ragged and self.reason == "best" and self.depth == before:
             self._rest = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_probe)
-        self._trial = FIRST if self.reason == "explore" else 0
+        self._trial = FIRST - 1 if self.reason == "explore" else 0
         self._trial_rows = self._load.rows
         if deal:
             self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)

@@ -12,7 +12,7 @@ ENOUGH = 2
 """Steps of a kind before its time is known: the first may have compiled something."""
 FIRST = 4
 """Of so many the shortest counts: what has never run before takes longer, and never shorter."""
-DOUBT = 0.1
+DOUBT = 0.05
 """A time may be so much shorter than it was found to be, and as much again as times differ, divided by the square
 root of the steps it was found in."""
 WEIGHT = 0.05
