@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import statistics
@@ -20,26 +21,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 import holdfast.engine
-from gpu.models import LFM2_1_2B, options
+from gpu.models import options
+from gpu.shapes import MODELS
 from holdfast import LLM, SamplingParams
 from holdfast.answer import Answer
 from holdfast.engine import Engine
 from holdfast.executor import readback
 from holdfast.executor.graphs import Graphs
 from holdfast.executor.inputs import Inputs, Lanes, uniform_shapes
-from holdfast.executor.runner import Ended, Passed, Runner
+from holdfast.executor.runner import Ended, Runner
 from holdfast.executor.sampler import Chosen
+from holdfast.request import Request
 from holdfast.scheduler import Scheduler
+from holdfast.server.engine_process import EngineLoop
+from holdfast.server.messages import Message, Stepped, frame
 from holdfast.service import Service
 
 SMALL: dict[str, Any] = {
-    **LFM2_1_2B,
+    **MODELS["lfm2-1.2b"],
     "vocab_size": 256,
     "hidden_size": 32,
     "block_dim": 32,
@@ -51,6 +57,15 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 1,
 }
 """No operation of it is done."""
+
+
+class Sink:
+    """A server that hears of every step."""
+
+    def send(self, message: Message) -> None:
+        frame(message)
+
+
 PARTS: dict[str, tuple[type, str]] = {
     "plan": (Scheduler, "plan"),
     "inputs": (Inputs, "fill"),
@@ -65,18 +80,20 @@ PARTS: dict[str, tuple[type, str]] = {
     "collect": (Scheduler, "collect"),
     "engine": (Engine, "step"),
     "answers": (Service, "step"),
+    "growth": (EngineLoop, "_step"),
+    "send": (Sink, "send"),
 }
 WITHIN = {
     "launch": ("inputs", "tables", "device", "marks", "fetch"),
     "read back": ("wait", "seconds"),
     "engine": ("plan", "launch", "read back", "collect"),
-    "answers": ("engine",),
 }
 """Parts whose time holds that of others."""
 DEVICE = ("device", "wait")
 
 
 Clock = Callable[[], float]
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 class Parts:
@@ -110,6 +127,7 @@ class Parts:
     def alone(self) -> dict[str, float]:
         """Each without those within it."""
         inner = {part: sum(self.spent[p] for p in WITHIN.get(part, ())) for part in PARTS}
+        inner |= {whose: min(self.spent["engine"], self.spent[whose]) for whose in ("answers", "growth")}
         return {part: self.spent[part] - inner[part] for part in PARTS}
 
 
@@ -126,10 +144,10 @@ class NoDevice(Runner):
         for start in plan.starts:
             self._position[start.row] = start.base
 
-    def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
-        return Passed(None, None, None)  # type: ignore[arg-type]
+    def _pass(self, lanes: Lanes, absorbs: bool = True) -> Any:
+        return SimpleNamespace(hidden=None, batch=None)
 
-    def _end(self, passed: Passed, lanes: Lanes, *_: Any) -> Ended:
+    def _end(self, passed: Any, lanes: Lanes, *_: Any) -> Ended:  # type: ignore[override]
         rows, choices = lanes.rows.numpy(), lanes.choices
         position = self._position[rows] + lanes.counts.numpy()
         self._position[rows] = position
@@ -159,7 +177,9 @@ def engine_without_device() -> Iterator[None]:
 
 @contextmanager
 def serving(device: str, lanes: int, *, reuse: bool) -> Iterator[LLM]:
-    config, others = (LFM2_1_2B, {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
+    config, others = (
+        (MODELS["lfm2-1.2b"], {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
+    )
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         asked = options(lanes, max_model_len=1024, enable_prefix_caching=reuse, **others)
@@ -171,24 +191,56 @@ def serving(device: str, lanes: int, *, reuse: bool) -> Iterator[LLM]:
                 yield LLM(directory, **asked)
 
 
-def measure(
-    llm: LLM, batch: int, steps: int, clock: Clock, around: Callable[[], AbstractContextManager[Any]]
-) -> float:
+def offline(llm: LLM, requests: list[Request]) -> Callable[[], object]:
+    """A step of `LLM.generate`."""
+    service = llm._service
+    for request in requests:
+        service.engine.submit(request)
+        service._answers[request.id] = Answer(request, None)
+    return lambda: [answer for answer in service.step() if answer.finished]
+
+
+def served(llm: LLM, requests: list[Request]) -> Callable[[], object]:
+    """A step of the server's engine process, which tells of all tokens."""
+    wire = Sink()
+    gc.freeze()
+    loop = EngineLoop(llm._service.engine, wire)  # type: ignore[arg-type]
+    for request in requests:
+        loop._submit(request)
+    return lambda: wire.send(Stepped(loop._step()))
+
+
+def measure(llm: LLM, batch: int, asked: argparse.Namespace, around: Around = nullcontext) -> float:
     """Seconds of a step in which `batch` requests decode."""
     draws = torch.Generator().manual_seed(batch)
+    params = SamplingParams(max_tokens=asked.steps + 64, ignore_eos=True)
     prompts = torch.randint(100, 256, (batch, 128), generator=draws).tolist()
-    params = SamplingParams(max_tokens=steps + 64, ignore_eos=True)
-    service = llm._service
-    answers: list[Answer] = [a for prompt in prompts for a in service.submit(prompt, params)]
-    while not all(answer.length > 4 for answer in answers):
-        service.step()
+    requests = [request for prompt in prompts for request in llm._service.intake.requests(prompt, params)]
+    step = (served if asked.served else offline)(llm, requests)
+    while not all(len(request.output) > 4 for request in requests):
+        step()
     with around():
-        begun = clock()
-        for _ in range(steps):
-            sum(answer.finished for answer in service.step())
-        took = clock() - begun
-    service.let_go(answers)
-    return took / steps
+        begun = asked.clock()
+        for _ in range(asked.steps):
+            step()
+        took = asked.clock() - begun
+    for request in requests:
+        llm._service.engine.cancel(request.id)
+    llm._service.engine.settle()
+    return took / asked.steps
+
+
+def report(llm: LLM, batch: int, asked: argparse.Namespace) -> None:
+    whole, by_part = [], []
+    for _ in range(asked.reps):
+        whole.append(1e6 * measure(llm, batch, asked))
+        parts = Parts(asked.clock)
+        measure(llm, batch, asked, parts.timed)
+        by_part.append({part: 1e6 * spent / asked.steps for part, spent in parts.alone().items()})
+    print(f"batch {batch}: {statistics.median(whole):.0f} us a step ({min(whole):.0f} to {max(whole):.0f})")
+    for part in PARTS:
+        took = statistics.median(found[part] for found in by_part)
+        print(f"  {part:10} {took:8.1f}" + ("  (the device's)" if part in DEVICE else ""), flush=True)
 
 
 def main() -> None:
@@ -198,30 +250,20 @@ def main() -> None:
     asks.add_argument("--reps", type=int, default=3)
     asks.add_argument("--device", choices=("none", "cuda"), default="none")
     asks.add_argument("--reuse", action="store_true", help="with prefix caching")
+    asks.add_argument("--served", action="store_true", help="as in the server, which streams every token")
     asks.add_argument("--profile", action="store_true", help="functions instead of parts")
     asked = asks.parse_args()
+    asked.clock = time.perf_counter if asked.device == "cuda" else time.process_time
     torch.set_num_threads(1)
-    clock = time.perf_counter if asked.device == "cuda" else time.process_time
     with serving(asked.device, max(asked.batches), reuse=asked.reuse) as llm:
         for batch in asked.batches:
-            measure(llm, batch, 32, clock, nullcontext)
+            measure(llm, batch, asked)
             if asked.profile:
                 profile = cProfile.Profile()
-                measure(llm, batch, asked.steps, clock, lambda to=profile: to)  # type: ignore[misc]
+                measure(llm, batch, asked, lambda to=profile: to)  # type: ignore[misc]
                 pstats.Stats(profile).sort_stats("tottime").print_stats(40)
-                continue
-            whole, by_part = [], []
-            for _ in range(asked.reps):
-                whole.append(1e6 * measure(llm, batch, asked.steps, clock, nullcontext))
-                parts = Parts(clock)
-                measure(llm, batch, asked.steps, clock, parts.timed)
-                by_part.append({part: 1e6 * spent / asked.steps for part, spent in parts.alone().items()})
-            print(
-                f"batch {batch}: {statistics.median(whole):.0f} us a step ({min(whole):.0f} to {max(whole):.0f})"
-            )
-            for part in PARTS:
-                took = statistics.median(found[part] for found in by_part)
-                print(f"  {part:10} {took:8.1f}" + ("  (the device's)" if part in DEVICE else ""), flush=True)
+            else:
+                report(llm, batch, asked)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,10 @@ CASES = [
     Case("narrow", 1, 256, torch.bfloat16, 1.25),
     Case("narrow", 1, 256, torch.int8, 3.0),
     Case("narrow", 1, 256, torch.float8_e4m3fn, 3.0),
-    *(Case("verify", window, batch, torch.float32, 2.2) for window, batch in ((4, 128), (4, 32), (8, 32), (16, 32))),
+    *(
+        Case("verify", window, batch, torch.float32, 2.2)
+        for window, batch in ((4, 128), (4, 32), (8, 32), (16, 32))
+    ),
     *(Case("lines", 1, 256, torch.float32, 0.0, grid) for grid in (1, 8, 32)),
     *(Case("lines", 4, 128, torch.float32, 0.0, grid) for grid in (8, 32)),
 ]

@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Any
 
-from .shapes import OUT, PROMPT
 from .timing import steady
 
 MARK = "@driver "
@@ -39,7 +38,7 @@ def main(name: str, directory: str, most: int, batches: list[int]) -> None:
         skip_tokenizer_init=True,
         generation_config="vllm",
         enable_prefix_caching=False,
-        max_model_len=PROMPT + 4 * OUT,
+        max_model_len=4096,
         max_num_seqs=most,
         max_num_batched_tokens=8192,
         gpu_memory_utilization=0.3,

@@ -122,7 +122,7 @@ def test_recorded_steps_keep_no_more_than_is_planned_for_them(tmp_path: Path) ->
         assert 0 < more <= recorded.capacity.parts.graphs and not eager.capacity.parts.graphs
         return more
 
-    kept(256)  # the library has its workspaces then
+    kept(256)  # from now on a library keeps its workspaces
     assert kept(256) == kept(1 << 14)
 
 

@@ -33,7 +33,7 @@ def serve(engine: Engine, seed: int) -> None:
     """Prompts of several lengths in chunks, then decoding; some end before others."""
     draws = torch.Generator().manual_seed(seed)
     for number, length in enumerate((5, 40, 100, 17)):
-        prompt = tuple(torch.randint(200, (length,), generator=draws).tolist())
+        prompt = tuple(torch.randint(90, (length,), generator=draws).tolist())
         params = SamplingParams(max_tokens=20 + 10 * number, temperature=0.0, ignore_eos=True)
         engine.submit(Request(f"{seed}-{number}", prompt, params))
     while engine.has_work:

@@ -106,6 +106,12 @@ def _one_past_a_page(*lengths: int) -> Scene:
     return Scene(asks=tuple(Ask(length, 24) for length in lengths), options=ALONE.options)
 
 
+FIRST_PAGE_PASSED_ON = Scene(
+    asks=(Ask(17, 8), Ask(49, 40), Ask(49, 40), Ask(5, 30), Ask(20, 20, after=25)),
+    options=dict(enable_prefix_caching=False, num_pages=16),
+)
+"""The second outgrows its share of pages, and takes over the first one's. Then the last one comes to that row."""
+
 FAULTS = (
     Fault(
         "cursors-of-the-last-tenant",
@@ -120,6 +126,7 @@ FAULTS = (
         "a row's page table keeps an entry of the request before",
         "stamps",
         _first_page_stays,
+        FIRST_PAGE_PASSED_ON,
     ),
     Fault(
         "slot-given-twice",

@@ -16,6 +16,18 @@ def test_hands_out_lowest_first_and_never_zero() -> None:
     assert isinstance(free.take(), Row)
 
 
+def test_a_wish_is_granted_if_it_is_free() -> None:
+    free = FreeList(Page, 6)
+    assert [free.take(Page(4)), free.take(Page(5)), free.take(Page(5)), free.take(Page(7))] == [4, 5, 1, 2]
+    assert list(free) == [3, 6] and len(free) == 2
+    for _ in range(3):
+        free.release(Page(4))
+        assert free.take(Page(4)) == 4
+    free.release(Page(1))
+    assert list(free) == [1, 3, 6]
+    assert [free.take() for _ in range(3)] == [1, 3, 6] and not free
+
+
 def test_refuses_what_it_did_not_hand_out() -> None:
     free = FreeList(Page, 2)
     page = free.take()

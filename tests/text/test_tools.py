@@ -149,6 +149,25 @@ ANSWERS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = {
         "",
         [("add", '{"a": 1, ')],
     ),
+    "parameters, a text of lines and marks": (
+        TaggedParameters(),
+        '<tool_call><function=weather><parameter=city>\n\n"a"\\\n</b>\n\n</parameter></function></tool_call>',
+        "",
+        [("weather", {"city": '\n"a"\\\n</b>\n'})],
+    ),
+    "parameters, empty texts": (
+        TaggedParameters(),
+        "<tool_call><function=weather><parameter=city></parameter></function></tool_call><tool_call>"
+        "<function=weather><parameter=city>\n</parameter></function></tool_call>",
+        "",
+        [("weather", {"city": ""})] * 2,
+    ),
+    "parameters, cut off in a text": (
+        TaggedParameters(),
+        '<tool_call>\n<function=weather>\n<parameter=city>\nBer"gen\n',
+        "",
+        [("weather", '{"city": "Ber\\"gen')],
+    ),
     "parameters, cut off": (
         TaggedParameters(),
         "<tool_call>\n<function=weather>\n<parameter=city>\nBergen\n</parameter>\n<parameter=days>\n3",
@@ -261,7 +280,7 @@ def test_what_shows_is_not_held_back() -> None:
         (
             ANSWERS["parameters"][0],
             ANSWERS["parameters"][1],
-            ["", '{"city": "Bergen"', ', "days": 3', "}"],
+            ["", '{"city": "', *"Bergen", '"', ', "days": 3', "}"],
         ),
         (
             Pythonic(),

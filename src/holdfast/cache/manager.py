@@ -48,6 +48,7 @@ class CacheManager:
         self._limits = limits
         self._rows = FreeList(Row, limits.max_num_seqs)
         self._generations = [0] * (limits.max_num_seqs + 1)
+        self._behind = [Page(0)] * (limits.max_num_seqs + 1)  # by row: the page after its last tenant's
         self._slots = Slots(limits.num_slots)
         self._pages = Pages(limits.num_pages)
         self._tree = RadixTree(self._pages, recurrent=self.recurrent, policy=self.policy)
@@ -116,7 +117,7 @@ class CacheManager:
         if missing > self._available_pages:
             return None
         first = len(holding.pages)
-        holding.pages += [self._take_page(row) for _ in range(missing)]
+        self._take_pages(holding, missing)
         return _page_maps(holding, first)
 
     def room(self, row: Row) -> int:
@@ -198,10 +199,10 @@ class CacheManager:
         for grant in result.missed:
             if holding := self._tenant(grant.row, grant.generation):
                 self._checkpoints.take_back(holding, grant)
-        page_size = self._limits.page_size
+        holdings, page_size, reused = self._holdings, self._limits.page_size, self.prefix_reuse
         rows = zip(result.work, result.positions, result.bases, strict=True)
         for (row, generation, _, _), position, base in rows:
-            holding = self._holdings.get(row)
+            holding = holdings.get(row)
             if holding is None or holding.generation != generation:
                 holding = self._tenant(row, generation)
                 if holding is None:
@@ -209,7 +210,7 @@ class CacheManager:
             holding.position = position
             if base > holding.base:
                 self._note_fold(holding, base)
-            if position >= (len(holding.path) + 1) * page_size and self.prefix_reuse:
+            if reused and position >= (len(holding.path) + 1) * page_size:
                 self._publish_pages(holding, position)
 
     def collected(self, step: int) -> None:
@@ -316,10 +317,11 @@ class CacheManager:
             own_slot=self._checkpoints.take_own(row),
             position=match.resumable_len,
             base=match.resumable_len,
-            pages=[*match.pages, *(self._take_page(row) for _ in range(wanted - len(match.nodes)))],
+            pages=[*match.pages],
             path=list(match.nodes),
             reading=reading,
         )
+        self._take_pages(holding, wanted - len(match.nodes))
         self._holdings[row] = holding
         return Admission(row, holding.generation, holding.own_slot, match, _page_maps(holding, 0))
 
@@ -334,13 +336,21 @@ class CacheManager:
         self.counters.resumed_tokens += match.resumable_len
         self.counters.lost_tokens += match.kv_len - match.resumable_len
 
-    def _take_page(self, row: Row) -> Page:
-        if not self._pages.free:
+    def _take_pages(self, holding: Holding, count: int) -> None:
+        """One after another where it can be: a context that lies in one piece need not be gathered to be read."""
+        while len(self._pages.free) < count:
             node = self._tree.evict_page()
             self.counters.evicted_pages += 1
             self.counters.lost_checkpoints += node.slot != PAD_SLOT
             self._checkpoints.drop(node)
-        return self._pages.take(row)
+        pages, row = holding.pages, holding.row
+        for _ in range(count):
+            pages.append(self._pages.take(row, Page(pages[-1] + 1) if pages else self._first_page(row)))
+
+    def _first_page(self, row: Row) -> Page:
+        """Where a row has room to grow: at the beginning of its share, or behind what its last tenant left there."""
+        begin = Page(1 + (row - 1) * (self._limits.num_pages // self._limits.max_num_seqs))
+        return begin if begin in self._pages.free else self._behind[row]
 
     # --- committing ---
 
@@ -372,6 +382,8 @@ class CacheManager:
 
     def _give_back(self, holding: Holding) -> None:
         self._checkpoints.give_back(holding)
+        if holding.pages:
+            self._behind[holding.row] = Page(holding.pages[-1] + 1)
         for page in holding.writable_pages():
             self._pages.release(page, holding.row)
         for node in self._tree.unpin(holding.path, holding.row):

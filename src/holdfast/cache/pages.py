@@ -17,8 +17,8 @@ class Pages:
     def writers(self) -> Mapping[Page, Row]:
         return self._writers
 
-    def take(self, row: Row) -> Page:
-        page = self.free.take()
+    def take(self, row: Row, wish: Page | None = None) -> Page:
+        page = self.free.take(wish)
         self._writers[page] = row
         return page
 

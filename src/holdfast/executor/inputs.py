@@ -130,7 +130,13 @@ class Inputs:
         """If the same rows do the same as in the step before, all that they need is there already."""
         lanes = self._before
         if lanes is not None and lanes.uniform and lanes.work == plan.work:
-            self._before = replace(lanes, turn=plan.step, positions=plan.positions, uncertain=plan.uncertain)
+            self._before = replace(
+                lanes,
+                turn=plan.step,
+                positions=plan.positions,
+                uncertain=plan.uncertain,
+                missed_exports=plan.exports,  # only runs export, and uniform steps have none
+            )
         else:
             self._before = self._fill(plan)
         return self._before
@@ -143,10 +149,8 @@ class Inputs:
         windows = [n for n in counts if n <= self._max_window]
         longest = max(windows, default=0)
         shape = self._shape(len(work), longest) if len(windows) == len(work) and longest else None
-        ends = {
-            w.row: (at, at + w.tokens) for w, at, _ in lanes if w.tokens > self._max_window
-        }  # only runs export
-        exports = [e for e in plan.exports if e.row in ends and run_reaches(e.line, *ends[e.row])]
+        runs = {w.row: (at, at + w.tokens) for w, at, _ in lanes if w.tokens > self._max_window}
+        exports = [e for e in plan.exports if e.row in runs and run_reaches(e.line, *runs[e.row])]
         missed = [e for e in plan.exports if e not in exports]
         laid_out = self._lay_out(plan.step, work, shape, len(windows), longest)
         return replace(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ids import Row
@@ -19,6 +22,8 @@ from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
 from .sampler import Chosen
+
+Numbers = NDArray[np.int64]
 
 
 class Fetch:
@@ -113,8 +118,8 @@ class InFlight:
         return StepResult(
             step=self.plan.step,
             work=work,
-            positions=position[: len(work)],  # lanes without work are padding
-            bases=base[: len(work)],
+            positions=position[: len(work)].tolist(),  # lanes without work are padding
+            bases=base[: len(work)].tolist(),
             tokens=kept,
             proposed=made,
             logprobs=self._by_row(self._logprobs(kept)),
@@ -128,7 +133,7 @@ class InFlight:
 
     def chosen_tokens(self) -> Iterator[LaneChose]:
         """Of each lane that chooses. Waits for the step."""
-        *_, accepted, _, tokens = self._told()
+        *_, accepted, _, tokens = (part.tolist() for part in self._told())
         drafts, *parents = (part.tolist() for part in self.drafts.wait()) if self.drafts else ([],)
         for lane, begin, i in self._choosers():
             yield LaneChose(
@@ -138,12 +143,12 @@ class InFlight:
                 parents[0][i] if parents else range(len(drafts[i]) if drafts else 0),
             )
 
-    def _told(self) -> tuple[list[int], ...]:
-        """The parts of the report."""
+    def _told(self) -> tuple[Numbers, ...]:
+        """The parts of the report. Few steps need all of them as lists."""
         lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
-        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
+        ends = list(accumulate([0] + [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]))
         [told] = self.report.wait()
-        return tuple(part.tolist() for part in told.split_with_sizes(sizes))
+        return tuple(told.numpy()[begin:end] for begin, end in pairwise(ends))
 
     def _choosers(self) -> Iterator[tuple[int, int, int]]:
         """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""
@@ -156,16 +161,17 @@ class InFlight:
         return self.laps.lap(self.begun, self.ended, alone=alone)
 
     def _kept(
-        self, accepted: list[int], proposed: list[int], tokens: list[int]
+        self, accepted: Numbers, proposed: Numbers, tokens: Numbers
     ) -> tuple[list[tuple[int, ...]], list[int]]:
         """Of each lane: its tokens, and how many drafts had been made."""
         work, choices = self.lanes.work, self.lanes.choices
-        made = [0] * len(work)
+        chosen, made = tokens.tolist(), [0] * len(work)
         if not choices.drafts.most and len(choices.choosers) == len(work):
-            return list(zip(map(tokens.__getitem__, choices.begins), strict=True)), made
+            return list(zip(map(chosen.__getitem__, choices.begins), strict=True)), made
         kept: list[tuple[int, ...]] = [()] * len(work)
+        count, proposals = accepted.tolist(), proposed.tolist()
         for lane, begin, i in self._choosers():
-            kept[lane], made[lane] = tuple(tokens[begin : begin + accepted[i] + 1]), proposed[i]
+            kept[lane], made[lane] = tuple(chosen[begin : begin + count[i] + 1]), proposals[i]
         return kept, made
 
     def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
@@ -184,11 +190,6 @@ class InFlight:
     ) -> Mapping[Row, tuple[TokenLogprob, ...]]:
         return {self.lanes.work[lane].row: scored for lane, scored in by_lane.items()}
 
-    def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
-        if not any(flags):
-            return ()
-        return tuple(
-            self.grants[work.row]
-            for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding
-            if flag and work.row in self.grants
-        )
+    def _grants(self, flags: Numbers) -> tuple[Grant, ...]:
+        rows = (self.lanes.work[lane].row for lane in flags[: len(self.lanes.work)].nonzero()[0])
+        return tuple(self.grants[row] for row in rows if row in self.grants)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..config import Limits
 from ..grammar import Grammars
 from ..layers.batch import Batch
+from ..memory.accesses import Use
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
@@ -41,6 +43,8 @@ class Passed:
 
     batch: Batch
     hidden: Tensor
+    uses: tuple[Use, ...]
+    """Of state, by a uniform step under the sanitizer."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Runner:
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
         self.backlog = Backlog(patient, limits, self.inputs.behind)
+        self._max_window = limits.max_window
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -117,8 +122,9 @@ class Runner:
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
                 graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
-            behind = self.backlog.on_device(shape.lanes, turn=0)
-            graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
+            rows, missed = self.backlog.on_device(shape.lanes, turn=0)
+            most = self._max_window if self.backlog.trails else self.backlog.most
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -126,6 +132,8 @@ class Runner:
         lanes = self.inputs.fill(plan)
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
+        if self.sanitizer and lanes.uniform:
+            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -166,25 +174,37 @@ class Runner:
         backlog = self.backlog
         if not backlog.most:
             return True
-        rows = [work.row for work in lanes.work]
         grows = backlog.may_grow(plan, lanes)
-        if backlog.tokens and not (grows and backlog.holds(rows)):
-            size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
-            behind = backlog.on_device(size or len(backlog.rows), plan.step)
-            most = backlog.most if size else backlog.tokens
-            self.graphs.run(("catch up", size), lambda: self._catch_up(*behind, most))
-            backlog.clear()
+        if backlog.tokens and not (grows and backlog.holds(plan, lanes)):
+            self._clear_backlog(plan.step)
         if grows:
-            backlog.grow(rows)
+            if backlog.trails and not backlog.tokens:
+                self.state.trail()
+            backlog.grow(lanes)
+        backlog.heard(plan)
         return not grows
 
-    def _catch_up(self, rows: Tensor, counts: Tensor, most: int) -> None:
-        self.speculation.catch_up(rows, counts, most, self.state, self.kv)
+    def _clear_backlog(self, turn: int) -> None:
+        backlog = self.backlog
+        size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
+        rows, missed = backlog.on_device(size or len(backlog.rows), turn)
+        most, passes = backlog.most if size else backlog.tokens, 1
+        if backlog.trails:
+            most = self._max_window
+            passes = 1 + math.ceil((backlog.tokens - 1) / most)
+        for _ in range(passes):
+            self.graphs.run(("catch up", size), lambda: self._catch_up(rows, missed, most))
+        backlog.clear()
+
+    def _catch_up(self, rows: Tensor, missed: Tensor, most: int) -> None:
+        by = self.speculation
+        (by.catch_up_behind if self.backlog.trails else by.catch_up)(rows, missed, most, self.state, self.kv)
 
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        return Passed(batch, self.ensemble(batch, absorbs))
+        hidden = self.ensemble(batch, absorbs)
+        return Passed(batch, hidden, self.sanitizer.uses() if self.sanitizer else ())
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
@@ -197,7 +217,7 @@ class Runner:
         sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, sampled, verified, committed, number)
+        self._settle(passed, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
@@ -235,6 +255,7 @@ class Runner:
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
             tree=self.speculation.trees.of(lanes) if self.speculation.trees else None,
+            uniform=lanes.uniform,
         )
         rows, positions, tokens = self.model.ops.absorbed(
             self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
@@ -245,7 +266,7 @@ class Runner:
 
     def _settle(
         self,
-        batch: Batch,
+        passed: Passed,
         lanes: Lanes,
         sampled: Chosen,
         verified: Verified,
@@ -254,8 +275,17 @@ class Runner:
     ) -> None:
         if self.sanitizer is None:
             return
-        choices = lanes.choices
-        chose = list(choices.choosers) if lanes.uniform else slice(None)
+        batch, choices = passed.batch, lanes.choices
+        if lanes.uniform:
+            self.sanitizer.single_tokens.settle(
+                passed.uses,
+                batch.step,
+                tokens=batch.tokens,
+                tell=choices.drafts.tell,
+                chosen=sampled.tokens,
+                used=committed.used,
+            )
+            return
         self.sanitizer.settle(
             Done(
                 number=step,
@@ -266,8 +296,8 @@ class Runner:
                 tokens=batch.tokens,
                 places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
-                accepted=verified.accepted[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens),
+                accepted=verified.accepted,
                 granted={
                     lane: grant
                     for lane, work in enumerate(lanes.work)
@@ -285,5 +315,8 @@ class Runner:
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
+        if lanes.uniform:
+            fetched = Fetch(self.sanitizer.single_tokens.found)
+            return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -12,7 +12,7 @@ Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -22,16 +22,15 @@ from torch import Tensor
 from ..config import Limits, pages_for
 from ..ops.places import Cells, Checkpoints, Context, PagePlaces, Transfer
 from ..ops.step import StateStep
+from ..ops.transfer import to_device
 from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
-from .accesses import Accesses, Group
-from .inspection import Check, Inspection
+from .accesses import Accesses, Group, Use
+from .inspection import Check, Inspection, RecordedInspection
 from .kv_pool import KVPool
 from .poison import Poison
+from .single_tokens import NOBODY, SingleTokens
 from .stamps import VOID, Chains, Name, Stamps
 from .state_pool import StatePool
-
-NOBODY = -1
-"""The owner of a place that must not be written."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,18 @@ class Sanitizer:
         self._poison = Poison(state, kv) if poison else None
         self._accesses = Accesses(slots=self._slots, rings=self._rings, pages=self._pages)
         self._accesses.watch(state, kv)
+        self.single_tokens = SingleTokens(
+            slots=self._slots,
+            pages=self._pages,
+            page_size=limits.page_size,
+            stand=self._stand,
+            tickets=self._tickets,
+            slot_owner=self._slot_owner,
+            page_owner=self._page_owner,
+            chain=self._chains.table,
+            keys=self._chains.keys,
+        )
+        """Of uniform steps."""
 
     # --- before a step: what the plan says ---
 
@@ -134,6 +145,7 @@ class Sanitizer:
         self._map(plan.pages)
         for grant in (*plan.grants, *plan.exports):
             self._slot_owner[grant.slot] = self._tickets[grant.row]
+        self.single_tokens.promise(plan.grants)
         for start in plan.starts:
             if start.base:
                 self._check_resumed(start, [p.page for p in plan.pages if p.row == start.row])
@@ -194,6 +206,10 @@ class Sanitizer:
             if isinstance(group.place, Transfer):
                 self._check_move(group, group.place)
 
+    def uses(self) -> tuple[Use, ...]:
+        """What a uniform step has told since the last time."""
+        return self._accesses.take_uses()
+
     def settle_drafts(
         self, rows: Tensor, position: Tensor, drafts: Tensor, parents: Tensor | None = None
     ) -> None:
@@ -221,10 +237,16 @@ class Sanitizer:
             else:
                 self._check_read(group)
 
-    def inspection(self, number: int, further: Sequence[Check] = ()) -> Inspection:
-        """Of the step that was settled. `further` checks are reported with it."""
+    def inspection(
+        self, number: int, further: Sequence[Check] = (), recorded: Callable[[], Tensor] | None = None
+    ) -> Inspection:
+        """Of the step that was settled. `further` checks are reported with it. `recorded` waits for what those of a
+        uniform step have found."""
         padding = [self._poison.check_padding()] if self._poison else []
-        return Inspection(number, self._generations, [*self._checks, *padding, *further])
+        checks = [*self._checks, *padding, *further]
+        if recorded is None:
+            return Inspection(number, self._generations, checks)
+        return RecordedInspection(number, self._generations, checks, self.single_tokens, recorded)
 
     def _check_cursors(self, done: Done) -> None:
         """Does every lane stand where the plan means it to, and take the tokens that it means?"""
@@ -306,7 +328,7 @@ class Sanitizer:
                 places, outside = self._of_this_step(place.rows, place.first, place.where)
             else:
                 assert isinstance(place, PagePlaces)
-                index = place.pages * self._page_size + place.offset
+                index = place.where(self._page_size)
                 places, outside = self._of_this_step(place.rows, place.position, index)
             wrong = self._foreign(group.stamps, places)
             wrong = wrong if outside is None else wrong | outside
@@ -425,7 +447,7 @@ class Sanitizer:
         self._checks.append(Check(what, names, places.rows, places.index, places.position, found, wrong))
 
     def _tensor(self, values: Sequence[object]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return to_device(values, self._device)
 
 
 def _above(step: StateStep, places: Tensor) -> Tensor:

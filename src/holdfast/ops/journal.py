@@ -20,6 +20,8 @@ from .step import StateStep, Windows
 
 Entries = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
+States = Tensor | list[Tensor]
+"""Of N lanes: [N, ...], or in pieces [n, ...], one lane after another, if they lie apart in memory."""
 
 
 class Recurrence(Protocol):
@@ -30,7 +32,7 @@ class Recurrence(Protocol):
         """Where each logical axis of the state stands in the pool, whose axis 0 is the slot."""
         ...
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         """Outputs [N, T, ...] of tokens, and their entries.
 
         They see all that is held since the state, [N, L, ...], where an entry of zeros is as none; and of one
@@ -121,7 +123,7 @@ def _advance_windows(
         _fold_lines(rule, pool, windows)
     if not step.longest_window:
         return
-    state = load(rule, pool, windows.begin_from)
+    state: States = load(rule, pool, windows.begin_from)
     window, held = {name: windows.take(x) for name, x in inputs.items()}, pool.read(plan.held)
     result, fresh = rule.attend(state, held, window, plan.sees)
     if len(plan.crossing):
@@ -137,12 +139,14 @@ def _fold_lines(rule: Recurrence, pool: TemporalState, windows: Windows) -> None
         ("whole line", pool.capacity),
         lambda: _held(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid),
     )
-    store(rule, pool, windows.fold_to, rule.fold(load(rule, pool, windows.fold_from), pool.read(whole)))
+    store(
+        rule, pool, windows.fold_to, rule.fold(joined(load(rule, pool, windows.fold_from)), pool.read(whole))
+    )
 
 
 def _pass_line(
     rule: Recurrence,
-    state: Tensor,
+    state: States,
     held: Entries,
     window: Inputs,
     plan: _WindowPlan,
@@ -156,7 +160,7 @@ def _pass_line(
         name: torch.cat((held[name][lanes], torch.where(_like(beyond, entry), 0, entry)), 1)
         for name, entry in fresh.items()
     }
-    folded = rounded(rule.fold(state[lanes], certain), dtype)
+    folded = rounded(rule.fold(joined(state)[lanes], certain), dtype)
     none = {name: entry[:, :0] for name, entry in certain.items()}
     later, later_fresh = rule.attend(folded, none, _lanes(window, lanes), plan.sees & beyond[:, None])
     return before[0].index_copy(0, lanes, torch.where(_like(beyond, later), later, result)), {
@@ -241,7 +245,7 @@ def _advance_lane(
         rule=rule,
         dtype=pool.saved.dtype,
         grid=step.grid,
-        state=load(rule, pool, one.read_from),
+        state=joined(load(rule, pool, one.read_from)),
         base=base,
         position=position,
         entries={},
@@ -315,9 +319,15 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 # --- the pool's view of a state ----------------------------------------------------------------------------
 
 
-def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> Tensor:
+def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> list[Tensor]:
     """Checkpoints in float32, logical axes; to be read only, for they may be the pool's own."""
-    return pool.load(at).permute(rule.axes).float()
+    return [piece.permute(rule.axes).float() for piece in pool.load(at)]
+
+
+def joined(state: States) -> Tensor:
+    if isinstance(state, Tensor):
+        return state
+    return state[0] if len(state) == 1 else torch.cat(state)
 
 
 def store(rule: Recurrence, pool: TemporalState, at: Checkpoints, state: Tensor) -> None:

@@ -8,9 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .journal import States
+
 NOTHING = 1e-25
 """A decay to less is to 0. Nobody sees the difference beside numbers of the usual size, and what is left of those is
 far from the smallest that processors take in their stride."""
+
+
+def recall(probes: Tensor, state: States) -> Tensor:
+    """probes [N, H, T, K], states [N, H, V, K] -> [N, H, T, V]"""
+    if isinstance(state, Tensor):
+        return probes @ state.mT
+    lanes = probes.split_with_sizes([len(piece) for piece in state])
+    return torch.cat([some @ piece.mT for some, piece in zip(lanes, state, strict=True)])
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .rounding import narrowed, widened
+
+if TYPE_CHECKING:
+    from .step import StateStep
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,14 @@ class Checkpoints:
         return (self.position == 0).nonzero().flatten()
 
     @cached_property
-    def consecutive(self) -> slice | None:
-        return _consecutive(self.slots)
+    def runs(self) -> list[slice]:
+        return _runs(self.slots)
 
-    def read(self, saved: Tensor) -> Tensor:
-        """[N, ...], zero where there is none; perhaps a view."""
-        if self.consecutive is not None and not len(self.cold):
-            return saved[self.consecutive]
-        return saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)
+    def read(self, saved: Tensor) -> list[Tensor]:
+        """In pieces [n, ...], one row after another, zero where there is none; perhaps views."""
+        if self.runs and not len(self.cold):
+            return [saved[run] for run in self.runs]
+        return [saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)]
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class PagePlaces:
     pages: Tensor
     offset: Tensor
 
+    def where(self, page_size: int) -> Tensor:
+        """In all pages laid end to end."""
+        return self.pages * page_size + self.offset
+
 
 @dataclass(frozen=True)
 class Context:
@@ -104,16 +111,17 @@ class Context:
     pages: Tensor
 
     @cached_property
-    def consecutive(self) -> slice | None:
-        return _consecutive(self.pages)
+    def runs(self) -> list[slice]:
+        return _runs(self.pages)
 
     def read(self, stored: Tensor) -> Tensor:
         """[heads, length, head_dim]; perhaps a view."""
-        if self.consecutive is None:
-            held, first = stored.index_select(0, self.pages), 0
-        else:
-            held, first = stored, self.consecutive.start * stored.shape[1]
-        return held.flatten(0, 1).narrow(0, first, self.length).transpose(0, 1)
+        if len(self.runs) != 1:
+            return stored.index_select(0, self.pages).flatten(0, 1).narrow(0, 0, self.length).transpose(0, 1)
+        page, place, head, channel = stored.stride()
+        _, _, heads, width = stored.shape
+        begin = stored.storage_offset() + self.runs[0].start * page
+        return stored.as_strided((heads, self.length, width), (head, place, channel), begin)
 
 
 @dataclass(frozen=True)
@@ -140,13 +148,28 @@ def _gather(held: Tensor, where: Tensor, empty: Tensor | None) -> Tensor:
     return found if empty is None else found.index_fill_(0, empty, 0)
 
 
-def _consecutive(ids: Tensor) -> slice | None:
-    """What they are as a slice, if they follow one another: then nothing needs to be gathered."""
-    if ids.device.type != "cpu" or not len(ids):
-        return None  # another device would have to be waited for
-    values = ids.tolist()
-    follow = slice(values[0], values[0] + len(values))
-    return follow if values == list(range(follow.start, follow.stop)) else None
+def _runs(ids: Tensor) -> list[slice]:
+    """Those that follow one another: what lies there need not be gathered. None, if a device had to be asked."""
+    if ids.device.type != "cpu":
+        return []
+    runs: list[slice] = []
+    for id_ in ids.tolist():
+        if runs and runs[-1].stop == id_:
+            runs[-1] = slice(runs[-1].start, id_ + 1)
+        else:
+            runs.append(slice(id_, id_ + 1))
+    return runs
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """All places that a uniform step of windows uses of a state: its kernels work them out, from the step alone.
+
+    pages  the page table, of keys and values
+    """
+
+    step: StateStep
+    pages: Tensor | None = None
 
 
 Place = Checkpoints | Cells | PagePlaces | Context | Transfer
@@ -160,6 +183,8 @@ class Watch(Protocol):
     def wrote(self, place: Place) -> None: ...
 
     def moved(self, place: Transfer) -> None: ...
+
+    def used(self, place: WholeStep) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -220,13 +245,15 @@ class TemporalState:
     def capacity(self) -> int:
         return next(iter(self.journal.values())).shape[1]
 
-    def load(self, at: Checkpoints) -> Tensor:
+    def load(self, at: Checkpoints) -> list[Tensor]:
+        """In pieces, as `at` reads them."""
         if self.watch:
             self.watch.read(at)
         if self.scale is None:
             return at.read(self.saved)
         numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
-        return widened(numbers.view(self.saved.dtype), at.read(self.scale))
+        pieces = zip(numbers, at.read(self.scale), strict=True)
+        return [widened(each.view(self.saved.dtype), scale) for each, scale in pieces]
 
     def store(self, at: Checkpoints, values: Tensor) -> None:
         """values [N, ...] in float32, which are rounded here"""
@@ -276,7 +303,7 @@ class KVState:
         if self.watch:
             self.watch.wrote(at)
         for stored, fresh in zip(self, (keys, values), strict=True):
-            stored[at.pages, at.offset] = fresh.to(stored.dtype)
+            stored.flatten(0, 1).index_copy_(0, at.where(self.page_size), fresh.to(stored.dtype))
 
     def read(self, at: Context) -> tuple[Tensor, Tensor]:
         """Keys and values, each [heads, length, its width]"""

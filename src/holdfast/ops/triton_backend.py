@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from .acceptance import triton as acceptance
-from .acceptance.reference import Drafts, Verified
 from .attention import triton as attention
 from .attention.heads import Heads
 from .backend import Ops
 from .causal_conv import triton as causal_conv
 from .cursors import triton as cursors
-from .cursors.reference import Committed, Cursors, Standing
 from .gated_delta import triton as gated_delta
 from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
@@ -96,40 +94,12 @@ class TritonOps(Ops):
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
 
-    def begin(self, at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
-        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
-
-    def commit(self, at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
-        return cursors.commit(at, rows, stood, accepted)
-
-    def accept(
-        self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
-    ) -> Verified:
-        return acceptance.accept(drafts, chosen, table, made, position, counts)
-
-    def write_drafts(
-        self, table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
-    ) -> None:
-        acceptance.write_drafts(table, made, rows, position, drafts, count)
-
-    def look_up(
-        self,
-        table: Tensor,
-        rows: Tensor,
-        position: Tensor,
-        *,
-        within: int,
-        depth: int,
-        longest: int,
-        shortest: int,
-    ) -> tuple[Tensor, Tensor]:
-        sizes = {"depth": depth, "longest": longest, "shortest": shortest}
-        return lookup.look_up(table, rows, position, within=within, **sizes)
-
-    def absorbed(
-        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return cursors.absorbed(table, rows, counts, position, lane, offset)
+    begin = staticmethod(cursors.begin)
+    commit = staticmethod(cursors.commit)
+    absorbed = staticmethod(cursors.absorbed)
+    accept = staticmethod(acceptance.accept)
+    write_drafts = staticmethod(acceptance.write_drafts)
+    look_up = staticmethod(lookup.look_up)
 
     def attention(
         self,

@@ -24,10 +24,11 @@ class PlanBuilder:
     uncertain: list[int] = field(default_factory=list)
 
     def add(self, work: RowWork, position: int, uncertain: int = 0) -> None:
-        self.work[work.row] = work
+        row, _, tokens, _ = work
+        self.work[row] = work
         self.positions.append(position)
         self.uncertain.append(uncertain)
-        self.budget -= work.tokens
+        self.budget -= tokens
 
     def build(self, freed_slots: tuple[Slot, ...], freed_pages: tuple[Page, ...]) -> StepPlan:
         return StepPlan(

@@ -401,14 +401,15 @@ class Scheduler:
         self._cache.commit(result)
         self._cache.collected(result.step)
         self._depth.collected(result)
+        running, scores, prompt_scores = self._running, result.logprobs, result.prompt_logprobs
         rows = zip(result.work, result.tokens, result.proposed, strict=True)
         for (row, generation, _, window), tokens, proposed in rows:
-            seat = self._running.get(row)
+            seat = running.get(row)
             if seat is None or seat.generation != generation:
                 continue  # ended while this step was in flight
             request = seat.request
-            if result.prompt_logprobs:
-                request.prompt_logprobs += result.prompt_logprobs.get(row, ())
+            if prompt_scores:
+                request.prompt_logprobs += prompt_scores.get(row, ())
             if not tokens:
                 continue
             if window is BONUS:
@@ -421,9 +422,8 @@ class Scheduler:
                 request.tokens += tokens  # as most do
             else:
                 self._take_tokens(seat, tokens, failed=row in result.failed)
-            if result.logprobs:
-                scored = result.logprobs.get(row, ())
-                request.logprobs += scored[: len(request.output) - len(request.logprobs)]
+            if scores:
+                request.logprobs += scores.get(row, ())[: len(request.output) - len(request.logprobs)]
             advanced.append(request)
         for seat in [s for s in self._running.values() if s.leaving and not self._cache.in_flight(s.row)]:
             self._requeue(seat)

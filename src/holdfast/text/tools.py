@@ -10,16 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .calls import (
-    CallReader,
-    JsonCalls,
-    ParameterCalls,
-    PythonicCalls,
-    Schema,
-    SectionCalls,
-    Tool,
-    is_text,
-)
+from .arguments import ParameterCalls, PythonicCalls, is_text
+from .calls import CallReader, JsonCalls, Schema, SectionCalls, Tool
 from .schemas import WHITE_SPACE, without_notes
 
 MAX_CALLS = 8
@@ -86,8 +78,8 @@ class TaggedParameters(TaggedJson):
     def _value_rule(name: str, schema: Schema, tool: Tool) -> str:
         before, after = _literal(f"<parameter={name}>\n"), _literal("\n</parameter>\n")
         if not is_text(schema):
-            return f"{before} {_json(_part_of(tool, schema))} {after}"
-        if options := schema.get("enum"):
+            return f"{before} {_json(f'{tool.name}.{name}', _part_of(tool, schema))} {after}"
+        if isinstance(options := schema.get("enum"), list) and options:
             return f"{before} ({' | '.join(_literal(str(option)) for option in options)}) {after}"
         return f"{before} text"
 
@@ -148,7 +140,7 @@ class Sections:
         ]
         for number, tool in enumerate(tools):
             name = _literal(f"functions.{tool.name}:")
-            arguments = f"{mark(self.argument)} {_json(tool.parameters)}"
+            arguments = f"{mark(self.argument)} {_json(tool.name, tool.parameters)}"
             rules.append(f"f{number}: {mark(self.begin)} {name} NUMBER {arguments} {mark(self.end)}")
         return "\n".join(rules)
 
@@ -189,7 +181,7 @@ def _repeated(several: bool, between: str) -> str:
 
 def _call_json(tools: Sequence[Tool], arguments: str) -> str:
     """{"name": ..., arguments: {...}}, of any of the tools."""
-    return "(" + " | ".join(_json(_whole(tool, arguments)) for tool in tools) + ")"
+    return "(" + " | ".join(_json(tool.name, _whole(tool, arguments)) for tool in tools) + ")"
 
 
 def _whole(tool: Tool, arguments: str) -> dict[str, Any]:
@@ -213,8 +205,11 @@ def _part_of(tool: Tool, schema: Schema) -> dict[str, Any]:
     return {**_apart(tool)[1], **schema}
 
 
-def _json(schema: Schema) -> str:
-    return "%json " + json.dumps({**without_notes(schema), "x-guidance": WHITE_SPACE})
+def _json(name: str, schema: Schema) -> str:
+    """name: what a refusal says it is about"""
+    return "%json " + json.dumps(
+        {**without_notes(schema), "title": f"tools.{name}", "x-guidance": WHITE_SPACE}
+    )
 
 
 def _python_call(function: str, tool: Tool) -> list[str]:
@@ -231,7 +226,9 @@ def _python_call(function: str, tool: Tool) -> list[str]:
     for place, (name, schema) in enumerate(named):
         more, must = following(place + 1), any(needed[place + 1 :])
         rest = f' (", " ({more})){"" if must else "?"}' if more else ""
-        rules.append(f"{function}_{place}: {_literal(name + '=')} {_json(_part_of(tool, schema))}{rest}")
+        rules.append(
+            f"{function}_{place}: {_literal(name + '=')} {_json(f'{tool.name}.{name}', _part_of(tool, schema))}{rest}"
+        )
     first = following(0)
     arguments = f" ({first}){'' if any(needed) else '?'}" if first else ""
     return [f'{function}: {_literal(tool.name + "(")}{arguments} ")"', *rules]

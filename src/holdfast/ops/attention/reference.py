@@ -17,7 +17,9 @@ def write_kv(keys: Tensor, values: Tensor, pool: KVState, pages: Tensor, step: S
     pages         [rows, ordinals]: the page table
     """
     flat, places = step.once("kv places", lambda: kv_places(pages, pool.page_size, step))
-    pool.store(places, keys.index_select(0, flat), values.index_select(0, flat))
+    if len(flat) < len(keys):
+        keys, values = keys.index_select(0, flat), values.index_select(0, flat)
+    pool.store(places, keys, values)
 
 
 def paged_attention(
@@ -37,28 +39,31 @@ def paged_attention(
     returns    [tokens, QH, value's width], NaN where no real lane has a token
     exact: token by token, so that shapes depend on the token's position alone.
     """
-    width = pool.values.shape[-1] if value_dim is None else value_dim
-    out = queries.new_full((*queries.shape[:-1], width), torch.nan)
     held = step.once("contexts", lambda: contexts(pages, pool.page_size, step))
+    grouped = queries.unflatten(1, (pool.keys.shape[2], -1))
+    mixed: list[tuple[int, Tensor]] = []
     for lane, (row, count, first, position) in enumerate(step.host):
         if not row or not count:
             continue
         keys, values = pool.read(held[lane])
         if value_dim is not None:
             values = keys[..., :value_dim]
+        asking = grouped[first : first + count]
         tree = step.tree if lane < step.num_windows else None
         if exact and tree is None:
-            for t in range(count):
-                seen = position + t + 1
-                out[first + t] = _attend_one(queries[first + t], keys[:, :seen], values[:, :seen], scale)
+            seen = range(position + 1, position + count + 1)
+            alone = [_attend_one(asking[t], keys[:, :n], values[:, :n], scale) for t, n in enumerate(seen)]
+            mixed.append((first, torch.stack(alone)))
             continue
+        own = None if tree is None else tree.ancestors[lane, :count, :count]
         keys, values = keys.to(queries.dtype), values.to(queries.dtype)
-        if count == 1:
-            _attend_last(queries[first], keys, values, scale, out[first])
-        else:
-            own = None if tree is None else tree.ancestors[lane, :count, :count]
-            q = queries[first : first + count]
-            out[first : first + count] = _attend(q, keys, values, own, scale)
+        mixed.append((first, _attend(asking, keys, values, own, scale)))
+    if sum(len(part) for _, part in mixed) == len(queries) > 0:
+        return torch.cat([part for _, part in mixed]).flatten(1, 2)
+    width = pool.values.shape[-1] if value_dim is None else value_dim
+    out = queries.new_full((*queries.shape[:-1], width), torch.nan)
+    for first, part in mixed:
+        out[first : first + len(part)] = part.flatten(1, 2)
     return out
 
 
@@ -79,30 +84,23 @@ def contexts(pages: Tensor, page_size: int, step: StateStep) -> list[Context]:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, scale: float) -> Tensor:
-    """queries [count, QH, D], last positions of keys and values [KH, length, D]; own: who of them sees whom.
+    """queries [count, KH, G, D], last positions of keys and values [KH, length, D]; own: who of them sees whom.
 
     The query heads of one key head stand side by side as further queries of it.
     """
     count, length = len(queries), keys.shape[1]
-    heads = queries.unflatten(1, (keys.shape[0], -1))  # [count, KH, G, D]
-    grouped = heads.permute(1, 2, 0, 3).flatten(1, 2)  # [KH, G * count, D]
+    if count == 1:  # it sees all
+        return F.scaled_dot_product_attention(queries, keys[None], values[None], scale=scale)
+    grouped = queries.permute(1, 2, 0, 3).flatten(1, 2)  # [KH, G * count, D]
     if own is None:
         own = torch.ones(count, count, dtype=torch.bool, device=keys.device).tril()
     before = torch.ones(count, length - count, dtype=torch.bool, device=keys.device)
     mask = torch.cat((before, own), 1).repeat(grouped.shape[1] // count, 1)
     mixed = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], mask, scale=scale)
-    return mixed[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _attend_last(query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
-    """As `_attend` for one token, query [QH, D], which sees all keys; to `out` [QH, value's width]."""
-    groups = (keys.shape[0], -1, keys.shape[2])
-    mixed = F.scaled_dot_product_attention(query.view(groups)[None], keys[None], values[None], scale=scale)
-    out.copy_(mixed[0].flatten(0, 1))
+    return mixed[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3)
 
 
 def _attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """query [QH, D]; keys, values [KH, n, D]. The copies stand alike in memory, wherever the pages do."""
-    grouped = query.unflatten(0, (keys.shape[0], -1))
-    scores = (grouped @ keys.contiguous().mT) * scale
-    return (scores.softmax(-1) @ values.contiguous()).flatten(0, 1)
+    """query [KH, G, D]; keys, values [KH, n, D]. The copies stand alike in memory, wherever the pages do."""
+    scores = (query @ keys.contiguous().mT) * scale
+    return scores.softmax(-1) @ values.contiguous()

@@ -108,6 +108,8 @@ def _sources(step: StateStep, width: int) -> tuple[Tensor, int]:
 
 def tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over no channels."""
-    if pool.watch is not None:
+    if pool.watch is not None and step.uniform:
+        pool.watch.used(step.whole())
+    elif pool.watch is not None:
         ghost = ConvState(pool.saved[..., :0], pool.ring[..., :0], pool.watch)
         reference.causal_conv(x[:, :0], weight[:0], None, ghost, step)

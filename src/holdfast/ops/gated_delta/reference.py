@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs
-from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
+from ..journal import Entries, Inputs, States
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, recall, window_decays
 from ..rounding import rounded
 
 AXES = ("head", "value", "key")
@@ -28,8 +28,8 @@ class GatedDelta:
 
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
-        heads, tokens = state.shape[1], sees.shape[-1]
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        heads, tokens = inputs["v"].shape[2], sees.shape[-1]
         log_g, beta = inputs["log_g"], inputs["beta"].transpose(1, 2)[..., None]
         k, q = (inputs[name].float().transpose(1, 2) for name in "kq")  # [N, H, T, K]
         probes = torch.cat((k, q), 2)  # [N, H, 2 T, K]
@@ -38,7 +38,9 @@ class GatedDelta:
         decay, among = window_decays(log_g, sees)
         keys = held["k"].float().transpose(1, 2).contiguous()  # [N, H, L, K], as the pool gives them
         dots = per_head(probes @ keys.mT, heads)
-        recalled = total * (per_head(probes, heads) @ state.mT) + (weights * dots) @ held["u"].transpose(1, 2)
+        recalled = total * recall(per_head(probes, heads), state) + (weights * dots) @ held["u"].transpose(
+            1, 2
+        )
         k_recalls, q_recalls = recalled.chunk(2, 2)  # [N, HV, T, V], as if the window had not decayed it
         k_dots, q_dots = per_head(probes @ k.mT, heads).chunk(2, 2)
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs
-from ..linear_attention import decays
+from ..journal import Entries, Inputs, States
+from ..linear_attention import decays, recall
 from ..rounding import rounded
 
 AXES = ("head", "value", "key")
@@ -33,7 +33,7 @@ class KDA:
 
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         tokens, log_g = sees.shape[-1], inputs["log_g"]
         k, q, v = (inputs[name].float().transpose(1, 2) for name in "kqv")  # [N, H, T, K or V]
         beta = inputs["beta"].transpose(1, 2)[..., None]
@@ -43,7 +43,7 @@ class KDA:
             (k * decay, q * decay), 2
         )  # [N, H, 2 T, K], as they meet what was before the window
         total, keys = _weighted(held)
-        recalled = (probes * total) @ state.mT + (probes @ keys.mT) @ held["u"].transpose(1, 2)
+        recalled = recall(probes * total, state) + (probes @ keys.mT) @ held["u"].transpose(1, 2)
         k_recalls, q_recalls = recalled.split(tokens, 2)
 
         u = beta * (v - k_recalls)

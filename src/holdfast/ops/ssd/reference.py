@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs
-from ..linear_attention import decay_of, decays, pairwise_decay, per_head, window_decays
+from ..journal import Entries, Inputs, States
+from ..linear_attention import decay_of, decays, pairwise_decay, per_head, recall, window_decays
 from ..rounding import rounded
 
 AXES = ("head", "channel", "state")
@@ -28,14 +28,14 @@ class SSD:
 
     axes: tuple[int, ...] = (0, 1, 2, 3)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
-        heads = state.shape[1]
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        heads = inputs["x"].shape[2]
         b, c = (inputs[name].float().transpose(1, 2) for name in "bc")  # [N, G, T, S]
         total, weights = (decay.transpose(1, 2)[:, :, None] for decay in decays(held["log_decay"]))
         decay, among = window_decays(inputs["log_decay"], sees)  # [N, H, T, 1], [N, H, T, T]
         held_b = held["b"].float().transpose(1, 2).contiguous()  # [N, G, L, S], as the pool gives them
         dots = per_head(c @ held_b.mT, heads)  # [N, H, T, L]
-        recalled = total * (per_head(c, heads) @ state.mT) + (weights * dots) @ _written(held)
+        recalled = total * recall(per_head(c, heads), state) + (weights * dots) @ _written(held)
         own = (among * per_head(c @ b.mT, heads)) @ _written(inputs)
         fresh = {name: inputs[name] for name in ("x", "b", "dt", "log_decay")}
         return (decay * recalled + own).transpose(1, 2), fresh

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,12 +21,8 @@ def compile_ahead(work: Callable[[], object]) -> None:
     """All kernels that `work` launches. They are not launched: what they would have filled is zero."""
     if triton.knobs.runtime.interpret:
         return
-    with (
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-        triton.AsyncCompileMode(pool),
-        _nothing_launched(),
-        _Zeros(),
-    ):
+    pool = ThreadPoolExecutor(os.cpu_count())
+    with pool, _parsed_in_turn(), triton.AsyncCompileMode(pool), _nothing_launched(), _Zeros():
         work()
 
 
@@ -41,6 +38,22 @@ def _nothing_launched() -> Iterator[None]:
         yield
     finally:
         JITFunction.run = run
+
+
+@contextmanager
+def _parsed_in_turn() -> Iterator[None]:
+    """Python up to 3.11.8 and 3.12.2 fails where two threads build a syntax tree."""
+    parse, turn = JITFunction.parse, Lock()
+
+    def parsed(kernel: Any) -> Any:
+        with turn:
+            return parse(kernel)
+
+    JITFunction.parse = parsed
+    try:
+        yield
+    finally:
+        JITFunction.parse = parse
 
 
 class _Zeros(TorchDispatchMode):

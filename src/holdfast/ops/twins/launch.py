@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...config import CHUNK
 from .. import journal
-from ..journal import Entries, Inputs
+from ..journal import Entries, Inputs, States
 from ..places import TemporalState
 from ..step import StateStep
 from ..transfer import to_device
@@ -195,7 +195,7 @@ class _Nothing:
 
     axes: tuple[int, ...] = (0, 1)
 
-    def attend(self, state: Tensor, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         return inputs["none"], dict(inputs)
 
     def fold(self, state: Tensor, entries: Entries) -> Tensor:
@@ -208,6 +208,9 @@ class _Nothing:
 def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
+        return
+    if step.uniform:
+        pool.watch.used(step.whole())
         return
     rows, device = len(next(iter(pool.journal.values()))), pool.saved.device
     ghost = TemporalState(
