@@ -22,7 +22,7 @@ from pathlib import Path
 
 from holdfast.adaptive import AdaptiveConfig
 from holdfast.ids import Row
-from holdfast.plan import RowResult, RowWork, StepPlan, StepResult, Window
+from holdfast.plan import RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
@@ -100,9 +100,9 @@ def run(
     inflight: StepResult | None = None
     for step in range(1, steps + 1):
         propose, context = depth.decide(), traffic.context(step)
-        work = [RowWork(row, 1, 1 + w.drafts, w, context) for row, w in windows.items()]
-        depth.planned(StepPlan(step, work=tuple(work), propose=propose))
-        result, windows = [], {row: Window(min(propose, depth.share(row))) for row in windows}
+        work = tuple(RowWork(row, 1, 1 + w.drafts, w) for row, w in windows.items())
+        depth.planned(StepPlan(step, work=work, positions=(context,) * rows, propose=propose))
+        chosen, windows = [], {row: Window(min(propose, depth.share(row))) for row in windows}
         tokens, longest = 0.0, 0
         for w in work:
             rate, drafts, accepted = traffic.rate(step, w.row), w.window.drafts, 0
@@ -110,7 +110,7 @@ def run(
                 accepted += 1
             tokens += expected(rate, drafts)
             longest = max(longest, drafts)
-            result.append(RowResult(w.row, 1, 0, (0,) * (accepted + 1), window=w.window, proposed=drafts))
+            chosen.append((0,) * (accepted + 1))
         total = sum(w.tokens for w in work) if ragged else rows * (1 + longest)
         seconds = machine.seconds(rows, total, propose, rows * context)
         ran.tokens.append(tokens)
@@ -119,7 +119,7 @@ def run(
         if inflight:
             depth.collected(inflight)
         seen = seconds * chance.lognormvariate(0, 0.03) * (3 if chance.random() < 0.005 else 1)
-        inflight = StepResult(step, tuple(result), seconds=seen)
+        inflight = StepResult(step, work, tokens=chosen, seconds=seen)
     return ran
 
 
@@ -234,14 +234,15 @@ def drifting(change: int, steps: int) -> Ran:
 # --- the CPU, for real ---
 
 
-def on_the_cpu(method: str, rows: int, rounds: int, answer: int) -> dict[str, float]:
+def on_the_cpu(method: str, rows: int, rounds: int, answer: int, until: float) -> dict[str, float]:
     """Tokens a second of the built-in model, each depth fixed and then adaptive, as they take turns: medians. The
-    engines are kept, so what `cost` has to find out it finds out in the first round."""
+    engines are kept, so what `cost` has to find out it finds out in the first round. No round begins after `until`,
+    but the first."""
     from holdfast import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
     told = [json.loads(line)["prompt"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
-    asked = [[{"role": "user", "content": text}] for text in told[: 2 * rows]]
+    asked = [[{"role": "user", "content": text}] for text in told[: max(2, rows)]]
     ways: dict[str, dict[str, object] | None] = {"0": None}
     ways |= {str(d): {"method": method, "num_speculative_tokens": d} for d in DEPTHS if d}
     ways["cost"] = {"method": method, "num_speculative_tokens": 3, "adaptive": True}
@@ -250,7 +251,10 @@ def on_the_cpu(method: str, rows: int, rounds: int, answer: int) -> dict[str, fl
         for name, config in ways.items()
     }
     speeds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number and time.perf_counter() > until:
+            print(f"{number} of {rounds} rounds: no time left")
+            break
         for name, llm in engines.items():
             begun = time.perf_counter()
             outputs = llm.chat(asked, params)
@@ -266,19 +270,33 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="draw them")
     parser.add_argument("--steps", type=int, default=1000, help="of each point; 0: only on the CPU")
     parser.add_argument("--rounds", type=int, default=3, help="on the CPU; 0: only simulated")
-    parser.add_argument("--answer", type=int, default=128, help="tokens of each answer there")
+    parser.add_argument("--answer", type=int, default=96, help="tokens of each answer there")
+    parser.add_argument("--seconds", type=float, default=180.0, help="that the rounds there may take, about")
     args = parser.parse_args()
     found: dict[str, object] = {}
     if args.steps:
         found["points"] = [vars(p) for p in simulated(args.steps, args.svg)]
     if args.rounds:
-        found["cpu_tokens_per_second"] = cpu = {}
-        for method, rows in itertools.product(("mtp", "ngram"), (1, 8)):
-            cpu[f"{method}, {rows} rows"] = speeds = on_the_cpu(method, rows, args.rounds, args.answer)
+        begun, cpu = time.perf_counter(), dict[str, dict[str, float]]()
+        found["cpu_tokens_per_second"] = cpu
+        cases = list(itertools.product(("mtp", "ngram"), (1, 8)))
+        for number, (method, rows) in enumerate(cases, 1):
+            until = begun + args.seconds * number / len(cases)
+            speeds = on_the_cpu(method, rows, args.rounds, args.answer, until)
+            cpu[f"{method}, {rows} rows"] = speeds
             told = ", ".join(f"{depth}: {speed:.0f}" for depth, speed in speeds.items())
-            print(f"CPU, built-in model, {method}, {rows} rows, tokens/s: {told}", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            seconds = time.perf_counter() - begun
+            print(
+                f"[{seconds:5.1f} s] CPU, built-in model, {method}, {rows} rows, tokens/s: {told}", flush=True
+            )
+            _write(args.json, found)
+    _write(args.json, found)
+
+
+def _write(path: Path | None, found: dict[str, object]) -> None:
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def simulated(steps: int, svg: Path | None) -> list[Point]:

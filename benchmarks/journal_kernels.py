@@ -1,6 +1,6 @@
 """Journal kernels beside the ways that other engines keep recurrent state, on one GPU.
 
-    python benchmarks/journal_kernels.py [decode] [few] [narrow] [verify] [--states int8] [--sweep] [--json FILE]
+    python benchmarks/journal_kernels.py [decode] [few] [narrow] [verify] [lines] [--states int8] [--sweep]
 
 One gated delta layer of 16 key heads and 32 value heads of 128 x 128. Medians under graph replay; inputs and
 states rotate through more memory than the L2 holds; every timed configuration is first checked against float64;
@@ -10,9 +10,10 @@ lanes stand at every length of the journal, so that folds come at their true rat
   few      one to eight lanes, convolution, norms and gates included on both sides
   narrow   checkpoints in bfloat16 against the same rewritten; of one byte against float32 rewritten
   verify   windows of drafts against snapshots and a scatter
+  lines    journals of other lengths J, single tokens and windows; with J = 1 every token rewrites the state
 
---sweep times other tiles, other cuts of folds, and launches that do not overlap. The run fails if a baseline is
-slower than 1.05 times what is stated for it, or if anything is wrong.
+--sweep times other tiles and other cuts of folds, --launches each launch by itself, --json FILE keeps the figures.
+The run fails if a baseline is slower than 1.05 times what is stated for it, or if anything is wrong.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.places import ConvState, TemporalState
 from holdfast.ops.rounding import GREATEST, narrowed, rounded, widened
 from holdfast.ops.step import StateStep
+from holdfast.ops.twins.launch import FoldTiles
 
 H, HV, K, V, WIDTH = 16, 32, 128, 128, 4
 CHANNELS = 2 * H * K + HV * V
@@ -56,17 +58,18 @@ DEVICE = torch.device("cuda")
 
 @dataclass(frozen=True)
 class Case:
-    """least: how many times as fast as the other way the journal must be"""
+    """least: how many times as fast as the other way the journal must be;  grid: J"""
 
     part: str
     window: int
     batch: int
     dtype: torch.dtype
     least: float
+    grid: int = GRID
 
     @property
     def against(self) -> str:
-        return {"few": "layer", "verify": "snapshots"}.get(self.part, "read-modify-write")
+        return "layer" if self.part == "few" else "read-modify-write" if self.window == 1 else "snapshots"
 
     @property
     def base_dtype(self) -> torch.dtype:
@@ -79,7 +82,12 @@ CASES = [
     Case("narrow", 1, 256, torch.bfloat16, 1.25),
     Case("narrow", 1, 256, torch.int8, 3.0),
     Case("narrow", 1, 256, torch.float8_e4m3fn, 3.0),
-    *(Case("verify", window, batch, torch.float32, 2.2) for window, batch in ((4, 128), (4, 32), (8, 32))),
+    *(
+        Case("verify", window, batch, torch.float32, 2.2)
+        for window, batch in ((4, 128), (4, 32), (8, 32), (16, 32))
+    ),
+    *(Case("lines", 1, 256, torch.float32, 0.0, grid) for grid in (1, 8, 32)),
+    *(Case("lines", 4, 128, torch.float32, 0.0, grid) for grid in (8, 32)),
 ]
 
 
@@ -386,12 +394,16 @@ def microseconds(p: Any, way: Callable[[Any, StateStep], None], budget: float = 
     return statistics.median(times)
 
 
+FOLD_CUTS: list[tuple[int, int, int, int | None]] = [
+    (32, 4, 1, 128), (32, 4, 2, 128), (32, 2, 4, None), (16, 2, 4, None)
+]  # fmt: skip
+"""Other ways to cut folds: channels of a program, its warps, programs for every multiprocessor, registers."""
 BASE_TILES = [kernels.Tiles(values, warps) for values, warps in ((8, 1), (16, 1), (32, 1), (64, 2))]
 
 
 def baseline(case: Case) -> tuple[float, kernels.Tiles, float, float]:
     """Microseconds, the tiles, the error; and what it takes to read the states."""
-    p = make(case, case.base_dtype, GRID, snapshots=case.part == "verify")
+    p = make(case, case.base_dtype, GRID, snapshots=case.window > 1)
     make_way = layer_way if case.part == "few" else rewrite_way
     tiles = BASE_TILES[:3] if case.part == "few" else BASE_TILES[1:]
     best = min(tiles, key=lambda tile: microseconds(p, make_way(tile), budget=0.02))
@@ -406,12 +418,12 @@ def baseline(case: Case) -> tuple[float, kernels.Tiles, float, float]:
 def measure(case: Case) -> dict[str, Any]:
     base, base_tiles, base_error, read = baseline(case)
     torch.cuda.empty_cache()
-    p = make(case, case.dtype, GRID, snapshots=False)
+    p = make(case, case.dtype, case.grid, snapshots=False)
     way = journal_way()
     off = error(p, way, journal=True)
     own = microseconds(p, way)
     return {
-        "part": case.part, "window": case.window, "batch": case.batch, "state": _name(case.dtype),
+        "part": case.part, "window": case.window, "batch": case.batch, "state": _name(case.dtype), "J": case.grid,
         "against": case.against, "base_us": base, "journal_us": own, "ratio": base / own, "least": case.least,
         "read_us": read, "base_error": base_error, "journal_error": off,
         "base_tiles": [base_tiles.values, base_tiles.warps],
@@ -421,9 +433,16 @@ def measure(case: Case) -> dict[str, Any]:
 def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
     """Names of what is tried, and its tiles; what else it needs is set while it is timed."""
     tiles = kernels.Tiles
+    if case.part == "lines":
+        rewrite = kernels.REWRITE_TILES
+        for cut in ((32, 2), (16, 1), (64, 2), (64, 4)) if case.grid == 1 else ():
+            kernels.REWRITE_TILES = FoldTiles(*cut)
+            yield f"folds {cut}", None
+        kernels.REWRITE_TILES = rewrite
+        return
     if case.part == "verify":
-        for values, warps, keys, stages in ((16, 1, 16, 4), (32, 1, 32, 4), (32, 1, 16, 6), (64, 2, 16, 4)):
-            yield f"tiles {values} {warps} {keys} {stages}", tiles(values, warps, keys, stages)
+        for cut in ((32, 1, 32, 4), (64, 2, 32, 3), (64, 4, 32, 3), (64, 4, 64, 2), (32, 2, 64, 2)):
+            yield f"tiles {cut}", tiles(*cut)
         return
     yield "as it is", None
     if case.part == "few":
@@ -433,29 +452,41 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
         yield "three launches", None
         kernels.FEW_LANES = few
         return
-    wide = [(64, 1, 4), (64, 1, 8), (128, 1, 4), (128, 2, 8)]
-    if case.dtype == torch.float8_e4m3fn:  # as int8
-        return
-    cuts = wide if case.dtype in GREATEST else [(32, 1, 8), (32, 1, 16), (32, 1, 32), (64, 2, 8), (64, 2, 16)]
-    for values, warps, keys in cuts:
-        yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
-    fold = kernels.FOLD
-    for values, warps, share in ((16, 2, 1), (16, 4, 1), (32, 2, 1), (64, 8, 1), (32, 4, 2)):
-        kernels.FOLD = kernels.FoldTiles(values, warps, share)
-        yield f"folds {values} {warps} {share}", None
-    kernels.FOLD = fold
+    cuts = [(32, 1, 4), (32, 1, 8), (64, 2, 4), (64, 2, 8)]
+    if case.dtype in GREATEST:
+        cuts = [(64, 1, 8, 4, 8), (64, 1, 16, 4, 8), (64, 1, 8, 4, 16)]
+    for cut in cuts:
+        yield f"tiles {cut}", tiles(*cut)
+    size, folds = case.dtype.itemsize, dict(kernels.FOLD_TILES)
+    for cut in FOLD_CUTS:
+        kernels.FOLD_TILES[size] = FoldTiles(*cut)
+        yield f"folds {cut}", None
+    kernels.FOLD_TILES.update(folds)
 
 
 def sweep(case: Case) -> None:
-    p = make(case, case.dtype, GRID, snapshots=False)
+    p = make(case, case.dtype, case.grid, snapshots=False)
     timed = []
     for name, tiles in variants(case):
         try:
             timed.append((microseconds(p, journal_way(tiles), budget=0.02), name))
         except (triton.runtime.errors.OutOfResources, triton.CompilationError):
             timed.append((float("inf"), name))
+    if not timed:
+        return
     print(f"{case.part} T={case.window} batch {case.batch} {_name(case.dtype)}: "
           + ", ".join(f"{name} {us:.1f}" for us, name in sorted(timed)), flush=True)  # fmt: skip
+
+
+def launches(p: Any, way: Callable[[Any, StateStep], None]) -> None:
+    """What each takes while others may run beside it. p: as for `microseconds`"""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for i in range(4):
+            way(p, p.steps[i % p.copies])
+        torch.cuda.synchronize()
+    print("    " + ", ".join(
+        f"{event.key} {event.device_time:.1f}" for event in profile.key_averages() if event.device_time > 1
+    ), flush=True)  # fmt: skip
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -482,6 +513,7 @@ def main() -> None:
     parser.add_argument("--states", help="of these dtypes only, such as float32,int8")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--sweep", action="store_true", help="try other tiles")
+    parser.add_argument("--launches", action="store_true", help="time each launch")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no CUDA device here, and these kernels are measured on nothing else.")
@@ -489,7 +521,8 @@ def main() -> None:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__)
     print(
-        f"{'':6} {'T':>2} {'batch':>5} {'state':13} {'base us':>8} {'journal':>8} {'ratio':>6} {'read':>7}  errors"
+        f"{'':6} {'T':>2} {'batch':>5} {'state':13} {'J':>2} {'base us':>8} {'journal':>8} {'ratio':>6} {'read':>7}"
+        "  errors"
     )
     rows, wrong = [], []
     for case in CASES:
@@ -499,7 +532,7 @@ def main() -> None:
         row = measure(case)
         rows.append(row)
         print(
-            f"{case.part:6} {case.window:2} {case.batch:5} {row['state']:13} {row['base_us']:8.1f} "
+            f"{case.part:6} {case.window:2} {case.batch:5} {row['state']:13} {case.grid:2} {row['base_us']:8.1f} "
             f"{row['journal_us']:8.1f} {row['ratio']:6.2f} {row['read_us']:7.1f}  {row['base_error']:.1e} "
             f"{row['journal_error']:.1e} {row['base_tiles']}" + "  BELOW" * (row["ratio"] < case.least),
             flush=True,
@@ -507,6 +540,8 @@ def main() -> None:
         wrong += complaints(row)
         if args.sweep:
             sweep(case)
+        if args.launches:
+            launches(make(case, case.dtype, case.grid, snapshots=False), journal_way())
         torch.cuda.empty_cache()
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))

@@ -1,6 +1,6 @@
 """Journal kernels of further mixers beside read-modify-write, on one GPU; and what they take for prompts.
 
-    python benchmarks/journal_mixers.py [decode] [prompts] [--mixers ssd,kda] [--batches 256,128] [--json FILE]
+    python benchmarks/journal_mixers.py [decode] [prompts] [--mixers ssd,kda] [--batches 256,128] [--sweep]
 
   ssd   Nemotron-H's layer: 128 heads of 64 channels x 128 states in 8 groups
   kda   Kimi-Linear's layer: 32 heads of 128 keys x 128 values
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from holdfast.ops.kda import triton as kda
 from holdfast.ops.places import TemporalState
 from holdfast.ops.ssd import triton as ssd
 from holdfast.ops.step import StateStep
-from journal_kernels import _step, copies_for, microseconds
+from holdfast.ops.twins.launch import FoldTiles
+from journal_kernels import FOLD_CUTS, _step, copies_for, launches, microseconds
 
 DEVICE = torch.device("cuda")
 CHECKED = 16
 """Lanes that are compared with float64."""
-Tile = tuple[int, int]
-"""Channels of a program, and its warps."""
+Tile = tuple[int, ...]
+"""Channels of a program, and its warps; of a journal's also how many keys or states it takes at a time."""
 TILES: list[Tile] = [(16, 1), (32, 1), (64, 2), (64, 4)]
 PROMPT_TILES: list[Tile] = [(64, 4), (64, 8)]
 GRID = 16
@@ -92,7 +93,7 @@ class Mixer:
     """inputs   of so many tokens;  entries  of each field of the journal, the input that is as good as one
     state       shape of a checkpoint;  output  shape of a token's output;  width  its axis that tiles cut
     absorb      (state, token's inputs, is it an entry) -> state, output; in float64
-    rewrite     (inputs, saved, slots, out, tile, warps);  advance  (inputs, pool, step, out, tile, warps)
+    rewrite     (inputs, saved, slots, out, tile);  advance  (inputs, pool, step, out, tile), its own choice if none
     """
 
     name: str
@@ -101,7 +102,7 @@ class Mixer:
     state: tuple[int, int, int]
     output: tuple[int, int]
     absorb: Callable[[Tensor, Values, bool], tuple[Tensor, Tensor]]
-    rewrite: Callable[[Values, Tensor, Tensor, Tensor, int, int], None]
+    rewrite: Callable[[Values, Tensor, Tensor, Tensor, Tile], None]
     advance: Callable[..., None]
 
     @property
@@ -134,27 +135,17 @@ def _ssd(heads: int = 128, groups: int = 8, channels: int = 64, states: int = 12
         state = given["log_decay"].exp()[..., None, None] * state + b[..., None] * written[:, :, None]
         return state, (state * c[..., None]).sum(2)
 
-    def rewrite(given: Values, saved: Tensor, slots: Tensor, out: Tensor, tile: int, warps: int) -> None:
-        _rewrite_ssd[(channels // tile, heads, len(slots))](
-            *given.values(),
-            out,
-            saved,
-            slots,
-            H=heads,
-            G=groups,
-            P=channels,
-            S=states,
-            BP=tile,
-            num_warps=warps,
-        )
-
-    def advance(
-        given: Values, pool: TemporalState, step: StateStep, out: Tensor, tile: int, warps: int
-    ) -> None:
-        ssd.advance(
-            **given, pool=pool, step=step, out=out,
-            tiles=ssd.Tiles(tile, warps), run_tiles=ssd.Tiles(tile, warps, stages=1),
+    def rewrite(given: Values, saved: Tensor, slots: Tensor, out: Tensor, tile: Tile) -> None:
+        _rewrite_ssd[(channels // tile[0], heads, len(slots))](
+            *given.values(), out, saved, slots,
+            H=heads, G=groups, P=channels, S=states, BP=tile[0], num_warps=tile[1],
         )  # fmt: skip
+
+    def advance(given: Values, pool: TemporalState, step: StateStep, out: Tensor, tile: Tile | None) -> None:
+        tiles = (
+            {} if tile is None else {"tiles": ssd.Tiles(*tile), "run_tiles": ssd.Tiles(*tile[:2], stages=1)}
+        )
+        ssd.advance(**given, pool=pool, step=step, out=out, **tiles)
 
     return Mixer(
         name="ssd",
@@ -188,18 +179,16 @@ def _kda(heads: int = 32, keys: int = 128, values: int = 128) -> Mixer:
         state = state + given["k"][..., None] * u[:, :, None]
         return state, (state * given["q"][..., None]).sum(2)
 
-    def rewrite(given: Values, saved: Tensor, slots: Tensor, out: Tensor, tile: int, warps: int) -> None:
-        _rewrite_kda[(values // tile, heads, len(slots))](
-            *given.values(), out, saved, slots, H=heads, K=keys, V=values, BV=tile, num_warps=warps
+    def rewrite(given: Values, saved: Tensor, slots: Tensor, out: Tensor, tile: Tile) -> None:
+        _rewrite_kda[(values // tile[0], heads, len(slots))](
+            *given.values(), out, saved, slots, H=heads, K=keys, V=values, BV=tile[0], num_warps=tile[1]
         )
 
-    def advance(
-        given: Values, pool: TemporalState, step: StateStep, out: Tensor, tile: int, warps: int
-    ) -> None:
-        kda.advance(
-            **given, pool=pool, step=step, out=out,
-            tiles=kda.Tiles(tile, warps), run_tiles=kda.Tiles(tile, warps, stages=1),
-        )  # fmt: skip
+    def advance(given: Values, pool: TemporalState, step: StateStep, out: Tensor, tile: Tile | None) -> None:
+        tiles = (
+            {} if tile is None else {"tiles": kda.Tiles(*tile), "run_tiles": kda.Tiles(*tile[:2], stages=1)}
+        )
+        kda.advance(**given, pool=pool, step=step, out=out, **tiles)
 
     return Mixer(
         name="kda",
@@ -267,38 +256,59 @@ def definition(p: Decode, step: StateStep, *, journal: bool) -> tuple[Tensor, Te
     return out, end if journal else state
 
 
-def way(p: Decode, tile: int, warps: int, *, journal: bool) -> Callable[[object, StateStep], None]:
-    def run(_: object, step: StateStep) -> None:
-        if journal:
-            p.mixer.advance(p.inputs, p.pool, step, p.out, tile, warps)
-        else:
-            p.mixer.rewrite(p.inputs, p.pool.saved, step.read_slot, p.out, tile, warps)
-
-    return run
+Way = Callable[[object, StateStep], None]
 
 
-def error(p: Decode, tile: int, warps: int, *, journal: bool) -> float:
+def journal_way(p: Decode, tile: Tile | None = None) -> Way:
+    return lambda _, step: p.mixer.advance(p.inputs, p.pool, step, p.out, tile)
+
+
+def rewrite_way(p: Decode, tile: Tile) -> Way:
+    return lambda _, step: p.mixer.rewrite(p.inputs, p.pool.saved, step.read_slot, p.out, tile)
+
+
+def error(p: Decode, way: Way, *, journal: bool) -> float:
     step = p.steps[0]
     wanted, state = definition(p, step, journal=journal)
     kept = p.pool.saved[step.rows].clone()
     p.out.fill_(torch.nan)
-    way(p, tile, warps, journal=journal)(p, step)
+    way(p, step)
     stored = p.pool.saved[step.write_slot[:CHECKED]].double()
     p.pool.saved[step.rows] = kept
     off = float((p.out[:CHECKED].double() - wanted).norm() / wanted.norm())
     return max(off, float((stored - state).norm() / state.norm()), float(p.out.isnan().any()))
 
 
-def fastest(p: Decode, *, journal: bool) -> tuple[float, tuple[int, int], float]:
+def fastest_rewriting(p: Decode) -> tuple[float, Tile, float]:
     """Microseconds, the tile, and its error."""
-    timed = []
-    for tile, warps in TILES:
-        if tile <= p.mixer.width:
-            us = microseconds(p, way(p, tile, warps, journal=journal), budget=0.03)
-            timed.append((us, tile, warps))
-    _, tile, warps = min(timed)
-    us = microseconds(p, way(p, tile, warps, journal=journal))
-    return us, (tile, warps), error(p, tile, warps, journal=journal)
+    tiles = [tile for tile in TILES if tile[0] <= p.mixer.width]
+    best = min(tiles, key=lambda tile: microseconds(p, rewrite_way(p, tile), budget=0.03))
+    return microseconds(p, rewrite_way(p, best)), best, error(p, rewrite_way(p, best), journal=False)
+
+
+def variants(mixer: Mixer) -> Iterator[tuple[str, Tile | None]]:
+    """Names of what is tried, and its tile; what else it needs is set while it is timed."""
+    for tile in ((32, 1, 4), (32, 1, 8), (64, 2, 8)):
+        yield f"tiles {tile}", tile
+    module = {"ssd": ssd, "kda": kda}[mixer.name]
+    folds = module.FOLDS
+    for cut in FOLD_CUTS:
+        module.FOLDS = FoldTiles(*cut)
+        yield f"folds {cut}", None
+    module.FOLDS = folds
+    if mixer.name == "kda":
+        for kda.FRONT_WARPS, kda.FRONT_WIDTH in ((1, 4), (2, 2)):
+            yield f"front {kda.FRONT_WARPS} {kda.FRONT_WIDTH}", None
+    else:
+        for ssd.HEADS in (8, 16):
+            yield f"front {ssd.HEADS}", None
+
+
+def sweep(p: Decode) -> None:
+    timed = sorted(
+        (microseconds(p, journal_way(p, tile), budget=0.02), name) for name, tile in variants(p.mixer)
+    )
+    print(f"{p.mixer.name}: " + ", ".join(f"{name} {us:.1f}" for us, name in timed), flush=True)
 
 
 def read_us(p: Decode) -> float:
@@ -315,7 +325,7 @@ def read_us(p: Decode) -> float:
 # --- prompts -----------------------------------------------------------------------------------------------
 
 
-def prompts(mixer: Mixer, runs: int, tokens: int, tile: int, warps: int) -> tuple[float, float]:
+def prompts(mixer: Mixer, runs: int, tokens: int, tile: Tile) -> tuple[float, float]:
     """Microseconds for so many cold runs of so many tokens each; and the error of the first run's output."""
     every = torch.arange(1, runs + 1, device=DEVICE)
     none, counts = torch.zeros_like(every), torch.full_like(every, tokens)
@@ -337,7 +347,7 @@ def prompts(mixer: Mixer, runs: int, tokens: int, tile: int, warps: int) -> tupl
         },
     )  # fmt: skip
     out = torch.full((runs * tokens, *mixer.output), torch.nan, device=DEVICE)
-    mixer.advance(given, pool, step, out, tile, warps)
+    mixer.advance(given, pool, step, out, tile)
     state = torch.zeros(1, *mixer.state, dtype=torch.float64, device=DEVICE)
     worst, seen = 0.0, min(tokens, 512)
     for t in range(seen):
@@ -347,30 +357,30 @@ def prompts(mixer: Mixer, runs: int, tokens: int, tile: int, warps: int) -> tupl
     worst = max(worst, float(out.isnan().any()))
 
     def run(_: object, fresh: StateStep) -> None:
-        mixer.advance(given, pool, fresh, out, tile, warps)
+        mixer.advance(given, pool, fresh, out, tile)
 
     problem = Decode(mixer, 1, given, pool, [step], out)
     return microseconds(problem, run), worst
 
 
-def measure_decode(mixer: Mixer, batch: int) -> dict[str, Any]:
-    p = decode(mixer, batch, GRID, torch.float32)
-    base, base_tile, base_error = fastest(p, journal=False)
-    own, tile, own_error = fastest(p, journal=True)
+def measure_decode(p: Decode) -> dict[str, Any]:
+    name, batch = p.mixer.name, len(p.out)
+    base, base_tile, base_error = fastest_rewriting(p)
+    own, own_error = microseconds(p, journal_way(p)), error(p, journal_way(p), journal=True)
     read = read_us(p)
     print(
-        f"{mixer.name} decode batch {batch:3}: read-modify-write {base:7.1f} us {base_tile}, journal {own:7.1f} us "
-        f"{tile}, ratio {base / own:.2f}, reading alone {read:.1f} us, errors {base_error:.1e} {own_error:.1e}",
+        f"{name} decode batch {batch:3}: read-modify-write {base:7.1f} us {base_tile}, journal {own:7.1f} us, "
+        f"ratio {base / own:.2f}, reading alone {read:.1f} us, errors {base_error:.1e} {own_error:.1e}",
         flush=True,
     )
     return {
-        "mixer": mixer.name, "batch": batch, "rewrite_us": base, "journal_us": own, "ratio": base / own,
-        "read_us": read, "error": max(base_error, own_error), "rewrite_tile": base_tile, "tile": tile,
+        "mixer": name, "batch": batch, "rewrite_us": base, "journal_us": own, "ratio": base / own,
+        "read_us": read, "error": max(base_error, own_error), "rewrite_tile": base_tile,
     }  # fmt: skip
 
 
 def measure_prompts(mixer: Mixer, runs: int, tokens: int, tiles: Sequence[Tile]) -> dict[str, Any]:
-    (us, off), tile = min((prompts(mixer, runs, tokens, *tile), tile) for tile in tiles)
+    (us, off), tile = min((prompts(mixer, runs, tokens, tile), tile) for tile in tiles)
     print(f"{mixer.name} prompts {runs:2} x {tokens:4}: {us:8.1f} us {tile}, error {off:.1e}", flush=True)
     return {"mixer": mixer.name, "runs": runs, "tokens": tokens, "us": us, "error": off, "tile": tile}
 
@@ -384,6 +394,8 @@ def main() -> None:
     parser.add_argument("--batches", default="256,128", help="of decode")
     parser.add_argument("--tile", help="of prompts, this one only: channels,warps")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--sweep", action="store_true", help="of decode, try other tiles")
+    parser.add_argument("--launches", action="store_true", help="of decode, time each launch")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no CUDA device here, and these kernels are measured on nothing else.")
@@ -395,7 +407,13 @@ def main() -> None:
     for mixer in ({"ssd": _ssd, "kda": _kda}[name]() for name in args.mixers.split(",")):
         if "decode" in parts:
             for batch in map(int, args.batches.split(",")):
-                rows.append(measure_decode(mixer, batch))
+                p = decode(mixer, batch, GRID, torch.float32)
+                rows.append(measure_decode(p))
+                if args.sweep:
+                    sweep(p)
+                if args.launches:
+                    launches(p, journal_way(p))
+                del p
                 torch.cuda.empty_cache()
         if "prompts" in parts:
             channels, warps = map(int, args.tile.split(",")) if args.tile else (0, 0)

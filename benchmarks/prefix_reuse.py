@@ -30,7 +30,7 @@ from pathlib import Path
 from holdfast.cache import CacheCounters, CacheManager, Policy
 from holdfast.config import Limits
 from holdfast.ids import Row
-from holdfast.plan import Grant, RowResult, RowWork, StepPlan, StepResult
+from holdfast.plan import Grant, RowWork, StepPlan, StepResult
 from holdfast.request import Request, SamplingParams
 from holdfast.scheduler import Scheduler
 
@@ -152,10 +152,20 @@ class StandIn:
         for grant in plan.grants:
             self.rows[grant.row].grant = grant
         used = list(plan.exports)
-        results = tuple(self._advance(work, used) for work in plan.work)
-        return StepResult(plan.step, results, tuple(used))
+        tokens = [self._advance(work, used) for work in plan.work]
+        rows = [self.rows[work.row] for work in plan.work]
+        return StepResult(
+            plan.step,
+            work=plan.work,
+            positions=[row.position for row in rows],
+            bases=[row.base for row in rows],
+            tokens=tokens,
+            proposed=[0] * len(rows),
+            used=tuple(used),
+        )
 
-    def _advance(self, work: RowWork, used: list[Grant]) -> RowResult:
+    def _advance(self, work: RowWork, used: list[Grant]) -> tuple[int, ...]:
+        """What it chooses."""
         row, grid = self.rows[work.row], self.limits.fold_every
         start, row.position = row.position, row.position + work.tokens
         if work.tokens > self.limits.max_window:
@@ -166,8 +176,7 @@ class StandIn:
             used.append(row.grant)
             row.grant = None
         window, said = work.window, row.position - row.prompt_len
-        tokens = tuple(row.answer[said - window.drafts : said + 1]) if work.sample else ()
-        return RowResult(work.row, work.generation, row.position, tokens, base=row.base, window=window)
+        return tuple(row.answer[said - window.drafts : said + 1]) if work.sample else ()
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +19,7 @@ import torch
 
 from holdfast.request import SamplingParams
 from holdfast.service import Service
+from turns import OwnTime, in_turn, machine, median_and_range
 
 LIMIT = 0.03
 """Of `stamps`, against `off`."""
@@ -55,75 +50,23 @@ CASES = {"batch 1": [160], "batch 16": [64 + 12 * i for i in range(16)]}
 ANSWER = 64
 
 
-@dataclass
-class Clock:
-    cpu: float = 0.0
-    wall: float = 0.0
-
-    def step(self, service: Service) -> None:
-        cpu, wall = time.process_time(), time.perf_counter()
-        service.step()
-        self.cpu += time.process_time() - cpu
-        self.wall += time.perf_counter() - wall
-
-
-class OwnTime:
-    """CPU time that passes inside the sanitizer."""
-
-    def __init__(self, service: Service) -> None:
-        self.cpu = 0.0
-        runner = service.engine.runner
-        assert runner.sanitizer is not None
-        for owner, name in ((runner, "_settle"), (runner, "_inspect"), (runner.sanitizer, "apply")):
-            setattr(owner, name, self._timed(getattr(owner, name)))
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            begun = time.process_time()
-            result = call(*args)
-            self.cpu += time.process_time() - begun
-            return result
-
-        return timed
-
-
-def in_turn(
-    services: list[Service], prompts: list[list[int]]
-) -> tuple[list[Clock], list[list[tuple[int, ...]]]]:
-    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
-    asked = [[answer for p in prompts for answer in s.submit(p, params)] for s in services]
-    clocks = [Clock() for _ in services]
-    turn = 0
-    while not all(answer.finished for answers in asked for answer in answers):
-        order = list(zip(clocks, services, strict=True))
-        for clock, service in order if turn % 2 else reversed(order):
-            clock.step(service)
-        turn += 1
-    tokens = [[answer.completion().token_ids for answer in answers] for answers in asked]
-    for service, answers in zip(services, asked, strict=True):
-        service.let_go(answers)
-    return clocks, tokens
-
-
 def measure(off: Service, guarded: Service, spent: OwnTime, lengths: list[int], reps: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
+    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
     cpu, wall, own, equal = [], [], [], True
     for rep in range(reps + 1):
         spent.cpu = 0.0
         prompts = [torch.randint(CONFIG["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
-        (a, b), (expected, found) = in_turn([off, guarded], prompts)
+        (a, b), (expected, found) = in_turn([off, guarded], [[(p, params) for p in prompts]] * 2)
         equal &= expected == found
         if rep:  # the first warms up
             cpu.append(b.cpu / a.cpu - 1)
             wall.append(b.wall / a.wall - 1)
             own.append(spent.cpu / (b.cpu - spent.cpu))
     return {
-        "cpu": statistics.median(cpu),
-        "cpu_range": [min(cpu), max(cpu)],
-        "wall": statistics.median(wall),
-        "wall_range": [min(wall), max(wall)],
-        "own": statistics.median(own),
-        "own_range": [min(own), max(own)],
+        **median_and_range("cpu", cpu),
+        **median_and_range("wall", wall),
+        **median_and_range("own", own),
         "equal_outputs": equal,
     }
 
@@ -143,14 +86,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(CONFIG))
         off, guarded = (Service(directory, {**options, "sanitizer": mode}) for mode in ("off", args.mode))
-        spent = OwnTime(guarded)
+        runner = guarded.engine.runner
+        spent = OwnTime((runner, "_settle"), (runner, "_inspect"), (runner.sanitizer, "apply"))
         size = sum(p.numel() for p in off.engine.runner.model.parameters()) / 1e6
         results = {name: measure(off, guarded, spent, lengths, args.reps) for name, lengths in CASES.items()}
 
-    print(
-        f"{platform.processor() or platform.machine()}, {args.threads} thread(s), load {os.getloadavg()[0]:.1f}, "
-        f"torch {torch.__version__}; {size:.0f}M parameters, float32"
-    )
+    print(f"{machine(args.threads)}; {size:.0f}M parameters, float32")
     columns = " ".join(f"{name:>9} {'range':>18}" for name in ("CPU time", "wall", "own CPU"))
     print(f"{args.mode + ' against off':20} {columns}  equal outputs")
     for name, r in results.items():

@@ -1,14 +1,13 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --json out.json
-    python benchmarks/speculation.py --seconds 190 --drafters mtp eagle3 dflash      # a GPU: under four minutes
-    python benchmarks/speculation.py --device cpu --batches 1,8 --out 48 --reps 2 --learning 2
+    python benchmarks/speculation.py --seconds 165 --json benchmarks/results/speculation_h200.json  # under 4 minutes
+    python benchmarks/speculation.py --seconds 380 --json benchmarks/results/speculation_cpu.json   # under 8
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens after the first, a second, from the step that
-gives all prompts their first token to the last: medians over --reps, whose kinds take turns. One engine serves all
-depths of a drafter; none is an engine without one. A server learns once what steps of each kind take; here adaptive
-depth does so in --learning runs before the others, which are not counted.
+gives all prompts their first token to the last: medians over --reps, whose kinds take turns, on a GPU after a round
+that is not counted. One engine serves all depths of a drafter; none is an engine without one. A server learns once
+what steps of each kind take; here adaptive depth does so in --learning runs before the others.
 
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.
@@ -55,6 +54,8 @@ class Traffic:
     out: int
     reps: int
     learning: int
+    warms_up: bool
+    """In a round that is not counted."""
 
 
 def main() -> None:
@@ -75,7 +76,8 @@ def main() -> None:
     args = parser.parse_args()
     plain = _engine(args)
     asked = [
-        Traffic(batch, _prompts(plain, batch), args.out, args.reps, args.learning) for batch in args.batches
+        Traffic(batch, _prompts(plain, batch), args.out, args.reps, args.learning, there)
+        for batch in args.batches
     ]
     found: dict[str, Any] = {**vars(args), "device": _device(args.device), "rows": []}
     _progress(f"engine without drafts; {found['device']}")
@@ -138,14 +140,14 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
         llm._engine.scheduler._depth = adaptive
         _run(llm, traffic)
     before = _steps(adaptive)
-    for rep in range(traffic.reps + 1):
+    for rep in range(1 - traffic.warms_up, traffic.reps + 1):
         for kind, (engine, depth) in kinds.items():
             if depth is not None:
                 engine._engine.scheduler._depth = depth
             rate, outputs = _run(engine, traffic)
             answers[kind] = [tuple(output.token_ids) for output in outputs]
             lengths[kind] = _accept_length(outputs)
-            if rep:  # the first warms up
+            if rep:
                 rates[kind].append(rate)
     median = {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])

@@ -1,4 +1,4 @@
-"""What narrow checkpoints cost in accuracy, on the CPU: the rule over 4,096 tokens, and a model's perplexity.
+"""What narrow checkpoints cost in accuracy, on the CPU: the rule over 4,096 tokens, and a model's distributions.
 
     python benchmarks/state_dtypes.py [--tokens 4096] [--texts 4] [--json FILE]
 
@@ -7,7 +7,9 @@
 
 The rule: four heads of 128 x 128 whose memories reach 10, 100, 1,000 and 10,000 tokens back; the error of the outputs
 of the last 256 tokens, relative, against float64. The model: holdfast-small in float32, over conversations laid end
-to end, in exact mode, where every token goes through the journal; with a line at every token that is rewriting.
+to end, in exact mode, where every token goes through the journal; with a line at every token that is rewriting. Its
+perplexity; and how far the distribution of every next token is from the one with a state in float32, in millionths of
+a nat (Kullback-Leibler, of the 20 likeliest tokens and all others as one), which averages out less noise.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from holdfast.builtin import SMALL
 from holdfast.config import STATE_DTYPES
 from holdfast.ops.gated_delta.reference import GatedDelta, recurrent
 from holdfast.ops.rounding import rounded
+from holdfast.params import MAX_LOGPROBS
+from holdfast.request import TokenLogprob
 
 HELDOUT = Path(__file__).parent / "data" / "small_talk_heldout.jsonl"
 HEADS, WIDTH, LINE, LAST = 4, 128, 16, 256
@@ -107,14 +111,25 @@ def texts(llm: LLM, count: int) -> list[list[int]]:
     return cut[:count]
 
 
-def perplexity(count: int, dtype: str, fold_every: int) -> float:
+def reading(count: int, dtype: str, fold_every: int) -> list[TokenLogprob]:
+    """What the model expected in the place of every token, but the first ones."""
     llm = LLM(
         SMALL, exact=True, dtype="float32", state_dtype=dtype, fold_every=fold_every, max_num_seqs=count
     )
-    given = texts(llm, count)
-    outputs = llm.generate(given, SamplingParams(max_tokens=1, prompt_logprobs=0))
-    found: Sequence[float] = [it.logprob for output in outputs for it in (output.prompt_logprobs or ())[1:]]
-    return math.exp(-sum(found) / len(found))
+    outputs = llm.generate(texts(llm, count), SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS))
+    return [it for output in outputs for it in (output.prompt_logprobs or ())[1:] if it is not None]
+
+
+def perplexity(read: Sequence[TokenLogprob]) -> float:
+    return math.exp(-sum(it.logprob for it in read) / len(read))
+
+
+def divergence(wanted: TokenLogprob, found: TokenLogprob) -> float:
+    """Of the likeliest tokens that both name, and of all others as one."""
+    pairs = [(dict(wanted.top)[token], q) for token, q in found.top if token in dict(wanted.top)]
+    rest = [1 - math.fsum(math.exp(side) for side in sides) for sides in zip(*pairs, strict=True)]
+    others = rest[0] * math.log(rest[0] / rest[1]) if min(rest) > 0 else 0.0
+    return math.fsum(math.exp(p) * (p - q) for p, q in pairs) + others
 
 
 def main() -> None:
@@ -125,19 +140,29 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=4, help="for the model; 0: without it")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    figures: dict[str, Any] = {"rule": errors_of_the_rule(options.tokens), "perplexity": {}}
+    figures: dict[str, Any] = {"rule": errors_of_the_rule(options.tokens), "perplexity": {}, "apart": {}}
     print(f"{'state':14} {'rewritten':>10} {'journal':>10}   error after {options.tokens} tokens")
     for name, row in figures["rule"].items():
         print(f"{name:14} {row['rewritten']:10.1e} {row['journal']:10.1e}", flush=True)
     if options.texts:
-        print(f"{'state':14} {'rewritten':>10} {'journal':>10}   perplexity")
+        wanted = reading(options.texts, "float32", LINE)
+        print(
+            f"{'state':14} {'rewritten':>10} {'journal':>10}   perplexity {'rewritten':>10} {'journal':>10}   apart"
+        )
     for name in STATE_DTYPES if options.texts else ():
-        row = {
-            "rewritten": perplexity(options.texts, name, 1),
-            "journal": perplexity(options.texts, name, LINE),
+        read = {
+            way: reading(options.texts, name, every) for way, every in (("rewritten", 1), ("journal", LINE))
         }
-        figures["perplexity"][name] = row
-        print(f"{name:14} {row['rewritten']:10.5f} {row['journal']:10.5f}", flush=True)
+        row = {way: perplexity(tokens) for way, tokens in read.items()}
+        apart = {
+            way: 1e6 * sum(map(divergence, wanted, tokens)) / len(tokens) for way, tokens in read.items()
+        }
+        figures["perplexity"][name], figures["apart"][name] = row, apart
+        print(
+            f"{name:14} {row['rewritten']:10.5f} {row['journal']:10.5f}              {apart['rewritten']:10.2f} "
+            f"{apart['journal']:10.2f}",
+            flush=True,
+        )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

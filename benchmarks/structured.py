@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from holdfast.builtin import SMALL
 from holdfast.grammar import Grammars
 from holdfast.params import SamplingParams, Structured
 from holdfast.service import Service
+from turns import OwnTime, in_turn, machine, median_and_range
 
 LIMIT = 0.10
 """Of a batch of 16 in which every answer has a schema."""
@@ -52,72 +49,25 @@ HELD = SamplingParams(
 )
 
 
-class OwnTime:
-    """CPU time that passes in making masks and applying them."""
-
-    def __init__(self, service: Service) -> None:
-        self.cpu = 0.0
-        runner = service.engine.runner
-        constraints, ops = runner.constraints, runner.sampler._ops
-        self.stats = constraints.stats
-        for owner, name in ((constraints, "start"), (constraints, "masks"), (ops, "permit")):
-            setattr(owner, name, self._timed(getattr(owner, name)))
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            begun = time.process_time()
-            result = call(*args)
-            self.cpu += time.process_time() - begun
-            return result
-
-        return timed
-
-
-def in_turn(services: list[Service], params: list[list[SamplingParams]]) -> list[float]:
-    """CPU seconds of each."""
-    cpu = [0.0 for _ in services]
-    asked = []
-    for place, (service, each) in enumerate(zip(services, params, strict=True)):
-        begun = time.process_time()
-        prompts = [f"List {number + 3} people as JSON, please." for number in range(BATCH)]
-        answers = [a for text, p in zip(prompts, each, strict=True) for a in service.submit(text, p)]
-        cpu[place] += time.process_time() - begun
-        asked.append(answers)
-    turn = 0
-    while not all(answer.finished for answers in asked for answer in answers):
-        for place in (0, 1) if turn % 2 else (1, 0):
-            begun = time.process_time()
-            services[place].step()
-            cpu[place] += time.process_time() - begun
-        turn += 1
-    for service, answers in zip(services, asked, strict=True):
-        assert all(answer.length == ANSWER for answer in answers), (
-            "answers of another length cannot be compared"
-        )
-        service.let_go(answers)
-    return cpu
+PROMPTS = [f"List {number + 3} people as JSON, please." for number in range(BATCH)]
 
 
 def measure(free: Service, held: Service, spent: OwnTime, constrained: int, reps: int) -> dict[str, Any]:
-    more, own, speed = [], [], []
+    stats = held.engine.runner.constraints.stats
+    more, own, each = [], [], []
     params = [[FREE] * BATCH, [HELD] * constrained + [FREE] * (BATCH - constrained)]
     for rep in range(reps + 1):
-        spent.cpu, masks = 0.0, spent.stats.masks
-        a, b = in_turn([free, held], params)
+        spent.cpu, masks = 0.0, stats.masks
+        (a, b), answers = in_turn([free, held], [list(zip(PROMPTS, p, strict=True)) for p in params])
+        assert all(len(answer) == ANSWER for side in answers for answer in side), "not of the same length"
         if rep:  # the first warms up
-            more.append(b / a - 1)
-            own.append(spent.cpu / (b - spent.cpu))
-            speed.append(
-                (BATCH * ANSWER / a, BATCH * ANSWER / b, spent.cpu / (spent.stats.masks - masks) * 1e6)
-            )
-    plain, with_masks, each = (statistics.median(figures) for figures in zip(*speed, strict=True))
+            more.append(b.cpu / a.cpu - 1)
+            own.append(spent.cpu / (b.cpu - spent.cpu))
+            each.append(spent.cpu / (stats.masks - masks) * 1e6)
     return {
-        "cpu": statistics.median(more),
-        "cpu_range": [min(more), max(more)],
-        "own": statistics.median(own),
-        "own_range": [min(own), max(own)],
-        "tokens_per_cpu_second": [plain, with_masks],
-        "microseconds_per_mask": each,
+        **median_and_range("cpu", more),
+        **median_and_range("own", own),
+        **median_and_range("microseconds_per_mask", each),
     }
 
 
@@ -144,24 +94,21 @@ def main() -> int:
     torch.set_num_threads(args.threads)
 
     free, held = (Service(SMALL, dict(max_num_seqs=BATCH, max_model_len=512)) for _ in range(2))
-    spent = OwnTime(held)
+    runner = held.engine.runner
+    spent = OwnTime(
+        (runner.constraints, "start"), (runner.constraints, "masks"), (runner.sampler._ops, "permit")
+    )
     results = {
         f"{count} of {BATCH} with a schema": measure(free, held, spent, count, args.reps)
         for count in (BATCH, 4)
     }
     compiled = compile_times()
-    print(
-        f"{platform.processor() or platform.machine()}, {args.threads} thread(s), load {os.getloadavg()[0]:.1f}, "
-        f"torch {torch.__version__}; holdfast-small, {BATCH} answers of {ANSWER} tokens"
-    )
-    print(
-        f"{'':22} {'CPU time':>9} {'range':>18} {'own':>7} {'range':>16} {'tokens/CPU s':>14} {'a mask':>7}"
-    )
+    print(f"{machine(args.threads)}; holdfast-small, {BATCH} answers of {ANSWER} tokens")
+    print(f"{'':22} {'CPU time':>9} {'range':>18} {'own':>7} {'range':>16} {'a mask':>7}")
     for name, r in results.items():
         print(
             f"{name:22} {r['cpu']:+9.1%} {r['cpu_range'][0]:+8.1%} to {r['cpu_range'][1]:+6.1%} "
             f"{r['own']:7.1%} {r['own_range'][0]:6.1%} to {r['own_range'][1]:5.1%} "
-            f"{r['tokens_per_cpu_second'][0]:6.0f}, {r['tokens_per_cpu_second'][1]:5.0f} "
             f"{r['microseconds_per_mask']:4.0f} us"
         )
     half, most = compiled[len(compiled) // 2], compiled[-1]

@@ -67,7 +67,7 @@ def random_model() -> Path:
 
 def write_random_model(directory: Path) -> None:
     save_file(_weights(), directory / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer().save(str(directory / "tokenizer.json"))
+    byte_tokenizer(*SPECIAL_TOKENS).save(str(directory / "tokenizer.json"))
     _write_json(directory / "config.json", CONFIG)
     _write_json(
         directory / "generation_config.json",
@@ -165,16 +165,20 @@ def _zeros(size: int) -> np.ndarray:
     return np.zeros(size, np.float32)
 
 
-def _tokenizer() -> Tokenizer:
+def byte_tokenizer(*special: str) -> Tokenizer:
     """One token for each byte, its id the byte's value, and the special tokens after them."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
+
+
+def write_byte_tokenizer(directory: Path) -> None:
+    """For a model of 256 tokens. What ends a text is a byte that no text has."""
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    _write_json(directory / "generation_config.json", {"eos_token_id": 255})
 
 
 def _byte_characters() -> list[str]:

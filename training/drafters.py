@@ -30,6 +30,10 @@ from .train import DEVICE, one_later, rate_at
 DRAFTERS = ("mtp", "eagle3", "dflash")
 MASK = 3
 BLOCK, ANCHORS = 8, 32
+HELDOUT = 256
+"""Questions by which accept lengths are counted."""
+TEXTS = 512
+"""Longer rows of what the target was trained on."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -62,7 +66,9 @@ class Training:
         self.report({"options": {name: str(value) for name, value in vars(options).items()}})
         self.own = self.own_answers()
         self.heldout = self.heldout_answers()
-        longer = Rows(options.data, batch=8 * options.batch, length=1024, tasks=0.5, seed=options.seed)
+        longer = Rows(
+            options.data, batch=min(TEXTS, 8 * options.batch), length=1024, tasks=0.5, seed=options.seed
+        )
         self.texts = next(iter(longer)).to(DEVICE).long()
 
     def run(self) -> None:
@@ -103,7 +109,9 @@ class Training:
 
     def heldout_answers(self) -> Tensor:
         prompts = Documents(self.options.data / "heldout-prompts")
-        return self.answer([prompts[i] for i in range(min(len(prompts), 4 * self.options.batch))], 0.0)
+        return self.answer(
+            [prompts[i] for i in range(min(len(prompts), HELDOUT, 4 * self.options.batch))], 0.0
+        )
 
     def answer(self, questions: list[np.ndarray], temperature: float) -> Tensor:
         start = time.perf_counter()

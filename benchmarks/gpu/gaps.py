@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .models import prompts, serving, timed
+from .models import serving, timed
+from .shapes import prompts
 
 BATCH, PROMPT, OUT = 64, 512, 96
 FIRST = "begin"
@@ -46,16 +47,17 @@ def measure(name: str, keep: Path | None) -> dict[str, Any]:
         window = [list(e) for e in work[begins[0] : begins[4]]]
         with gzip.open(keep, "wt") as out:
             json.dump({"columns": ["start us", "end us", "what"], "events": window}, out)
-    found = {
+    return {
         "model": name,
         "batch": BATCH,
         "period_us": statistics.median(periods),
         "gap_us": statistics.median(idle),
         "gap_share": statistics.median(idle) / statistics.median(periods),
     }
-    print(
-        f"{name} batch {BATCH}: a step every {found['period_us']:.0f} us, idle {found['gap_us']:.1f} us "
-        f"({found['gap_share']:.1%})",
-        flush=True,
+
+
+def line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['model']} batch {row['batch']}: a step every {row['period_us']:.0f} us, idle {row['gap_us']:.1f} us "
+        f"({row['gap_share']:.1%}), under a profiler"
     )
-    return found

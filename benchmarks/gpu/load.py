@@ -3,63 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import time
 from typing import Any
 
-import torch
-
 from holdfast import AsyncLLM, SamplingParams
 
-from .models import folder, options, prompts
+from .models import give_back, options
+from .shapes import MODELS, folder, prompts
 
 DECODES, PROMPT, OUT = 64, 512, 384
-ARRIVALS, LONG, EVERY = 8, 8192, 0.25
+ARRIVALS, LONG, ANSWER, EVERY = 8, 8192, 8, 0.25
 CHUNK = 2048
+Figures = dict[str, float]
 
 
 async def stream(llm: AsyncLLM, prompt: list[int], tokens: int) -> list[float]:
-    """When each output came, after the request was made."""
-    begun, seen = time.perf_counter(), []
-    async for _ in llm.generate(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)):
-        seen.append(time.perf_counter() - begun)
+    """When each token came. What an output brings together came at once."""
+    seen: list[float] = []
+    async for output in llm.generate(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)):
+        now, count = time.perf_counter(), len(output.token_ids)
+        seen += [now] * (count - len(seen))
     return seen
 
 
-async def run(llm: AsyncLLM, name: str, arrivals: int, seed: int) -> dict[str, float]:
+async def run(llm: AsyncLLM, name: str, arrivals: int, seed: int) -> Figures:
+    """Intervals of those that decode, from when all of them do until the first has ended."""
     short, long = prompts(name, DECODES, PROMPT, seed), prompts(name, max(1, arrivals), LONG, seed + 1)
+    begun = time.perf_counter()
 
-    async def arrive(nth: int) -> list[float]:
-        await asyncio.sleep(EVERY * (nth + 2))  # when all decode
-        return await stream(llm, long[nth], 8)
+    async def arrive(nth: int) -> float:
+        await asyncio.sleep(EVERY * (nth + 2))
+        asked = time.perf_counter()
+        return (await stream(llm, long[nth], ANSWER))[0] - asked
 
     decoding = asyncio.gather(*(stream(llm, prompt, OUT) for prompt in short))
     arriving = asyncio.gather(*(arrive(nth) for nth in range(arrivals)))
-    waits = [b - a for seen in await decoding for a, b in itertools.pairwise(seen[8:])]
-    firsts = [seen[0] for seen in await arriving]
-    found = {
-        "inter_token_p50_ms": 1e3 * _quantile(waits, 0.5),
-        "inter_token_p99_ms": 1e3 * _quantile(waits, 0.99),
+    times, firsts = await decoding, await arriving
+    start, end = max(seen[0] for seen in times), min(seen[-1] for seen in times)
+    waits = [b - a for seen in times for a, b in itertools.pairwise(seen) if start <= a and b <= end]
+    return {
+        "seconds": time.perf_counter() - begun,
+        **_quantiles("inter_token", waits),
+        **_quantiles("first_token", firsts),
     }
-    if firsts:
-        found |= {
-            "first_token_p50_ms": 1e3 * _quantile(firsts, 0.5),
-            "first_token_p99_ms": 1e3 * _quantile(firsts, 0.99),
-        }
-    return found
 
 
-def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def _quantiles(what: str, seconds: list[float]) -> Figures:
+    ordered = sorted(seconds)
+    return {
+        f"{what}_p{share}_ms": 1e3 * ordered[min(len(ordered) - 1, share * len(ordered) // 100)]
+        for share in (50, 99)
+        if ordered
+    }
 
 
 async def both(name: str) -> dict[str, Any]:
-    with folder(name) as directory:
+    with folder(MODELS[name]) as directory:
         lanes = DECODES + ARRIVALS
-        async with AsyncLLM(
-            directory, **options(lanes, max_model_len=LONG + 64, max_num_batched_tokens=CHUNK)
-        ) as llm:
+        limits = {"max_model_len": LONG + 64, "max_num_batched_tokens": CHUNK}
+        async with AsyncLLM(directory, **options(lanes, **limits)) as llm:
             await run(llm, name, ARRIVALS, 0)  # compiles
             return {
                 "model": name,
@@ -73,12 +76,15 @@ async def both(name: str) -> dict[str, Any]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    found = asyncio.run(both(name))
-    gc.collect()
-    torch.cuda.empty_cache()
-    for kind in ("alone", "mixed"):
-        print(
-            f"{name} {kind}: " + ", ".join(f"{key} {value:.2f}" for key, value in found[kind].items()),
-            flush=True,
-        )
-    return found
+    try:
+        return asyncio.run(both(name))
+    finally:
+        give_back()
+
+
+def line(row: dict[str, Any]) -> str:
+    def told(kind: str) -> str:
+        figures = {key: value for key, value in row[kind].items() if key != "seconds"}
+        return f"{kind}: " + ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
+
+    return f"{row['model']}, {row['decodes']} decode, {told('alone')}; {told('mixed')}"

@@ -1,7 +1,8 @@
-"""From the start of a process to its first token, with no compiled kernels at hand."""
+"""From the start of a process to its first token, with no compiled kernels at hand; and what the time goes to."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,22 +10,84 @@ import tempfile
 import time
 from typing import Any
 
-from .models import folder, options
+from .models import options
+from .shapes import MODELS, folder
 
+LIMIT = 150
 PROGRAM = """
-import sys
+import json, sys, time
+marks, kernels = [("python", time.time())], []
+import torch, triton
+marks.append(("torch and triton", time.time()))
 from holdfast import LLM, SamplingParams
-llm = LLM(sys.argv[1], **eval(sys.argv[2]))
+from holdfast.blueprint import Blueprint
+from holdfast.executor.runner import Runner
+from holdfast.ops.triton_backend import TritonOps
+marks.append(("holdfast", time.time()))
+torch.cuda.init()
+torch.zeros(1, device="cuda")
+marks.append(("CUDA", time.time()))
+
+def marked(owner, name, called):
+    work = getattr(owner, name)
+    def timed(*args, **others):
+        result = work(*args, **others)
+        torch.cuda.synchronize()
+        marks.append((called, time.time()))
+        return result
+    setattr(owner, name, timed)
+
+def compiled(src, metadata, metadata_group, times, cache_hit):
+    if not cache_hit:
+        kernels.append(getattr(times, "total", 0) / 1e6)
+
+triton.knobs.compilation.listener = compiled
+marked(Blueprint, "__init__", "plan")
+marked(Blueprint, "build", "weights")
+marked(Runner, "__init__", "pools")
+marked(TritonOps, "compile_ahead", "compiling ahead")
+marked(Runner, "record", "recording")
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 llm.generate([list(range(100, 612))], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
+marks.append(("first token", time.time()))
+told = {"kernels": len(kernels), "compiling": sum(kernels)}
+print("@" + json.dumps({"marks": marks, **told}))
 """
 
 
 def measure(name: str, lanes: int) -> dict[str, Any]:
-    with folder(name) as directory, tempfile.TemporaryDirectory() as cache:
+    """compiling: seconds of all kernels together, which may be more than have passed"""
+    with folder(MODELS[name]) as directory, tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
-        arguments = [directory, repr(options(lanes, max_model_len=1024))]
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, "-c", PROGRAM, *arguments], env=environment, check=True)
+        arguments = [directory, json.dumps(options(lanes, max_model_len=1024))]
+        begun, wall = time.perf_counter(), time.time()
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            check=True,
+        )
         seconds = time.perf_counter() - begun
-    print(f"{name}: from process start to first token and back {seconds:.1f} s", flush=True)
-    return {"model": name, "lanes": lanes, "seconds": seconds}
+    told = json.loads(done.stdout.rpartition("@")[2])
+    spent, before = {}, wall
+    for what, when in told["marks"]:
+        spent[what], before = when - before, when
+    return {
+        "model": name,
+        "lanes": lanes,
+        "seconds": before - wall,
+        "and_end": seconds,
+        "spent": spent,
+        "kernels": told["kernels"],
+        "compiling": told["compiling"],
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    spent = ", ".join(f"{what} {seconds:.1f}" for what, seconds in row["spent"].items())
+    return (
+        f"{row['model']}: first token after {row['seconds']:.1f} s ({spent}); "
+        f"{row['kernels']} kernels took {row['compiling']:.1f} s to compile"
+    )

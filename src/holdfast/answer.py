@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return self._stop is not None or self.request.finish_reason is not None
+        return self.request.finish_reason is not None or self._stop is not None
 
     @property
     def length(self) -> int:

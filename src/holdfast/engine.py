@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from .blueprint import Blueprint
 from .cache import CacheManager
-from .config import EngineConfig
+from .config import ConfigError, EngineConfig
 from .executor.inputs import uniform_shapes
 from .executor.readback import InFlight
 from .executor.runner import Runner
@@ -20,6 +22,7 @@ from .plan import StepResult
 from .request import ConstraintStats, FinishReason, Rejected, Request
 from .scheduler import Scheduler
 from .scheduler.depth import make_depth
+from .units import format_bytes
 
 logger = logging.getLogger("holdfast")
 
@@ -117,6 +120,20 @@ class Engine:
         return self.scheduler.collect(result)
 
 
+@contextmanager
+def _shortage_explained(capacity: CapacityPlan) -> Iterator[None]:
+    """The plan went by what was free when it was made, and estimates a part."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        total = format_bytes(capacity.parts.total)
+        raise ConfigError(
+            f"{capacity.config.device} has run out of memory, though {total} were planned to fit: somebody else "
+            f"may have taken what was free, or the estimates are too low. Ask for less than memory='{total}', or "
+            f"lower max_num_batched_tokens or max_num_seqs.\n{capacity.render()}\n{error}"
+        ) from error
+
+
 def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM | None = None) -> Engine:
     """A model directory, as the hub stores it, ready to serve. `weights_of` spares loading it again."""
     blueprint = Blueprint(directory, config)
@@ -124,22 +141,21 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
     logger.info("%s", capacity.render())
     for note in capacity.notes:
         logger.warning("%s", note)
-    ensemble, device = blueprint.build(weights_of), torch.device(config.device)
-    uniform = device.type == "cuda" and config.sanitizer == "off" and ensemble.recordable
     # also where nothing is recorded: the same bits
-    shapes = uniform_shapes(capacity.limits, config.depths) if uniform else ()
+    shapes = uniform_shapes(capacity.limits, config.depths) if blueprint.uniform else ()
     grammars = Grammars(directory, capacity.limits.vocab_size)
-    runner = Runner(
-        ensemble,
-        capacity.limits,
-        device,
-        sanitizer=config.sanitizer,
-        shapes=shapes,
-        depths=config.depths,
-        grammars=grammars,
-    )
-    if not config.eager:
-        runner.record()
+    with _shortage_explained(capacity):
+        runner = Runner(
+            blueprint.build(weights_of),
+            capacity.limits,
+            torch.device(config.device),
+            sanitizer=config.sanitizer,
+            shapes=shapes,
+            depths=config.depths,
+            grammars=grammars,
+        )
+        if not config.eager:
+            runner.record()
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     depth = make_depth(config.speculative_config, ragged=not shapes)
     scheduler = Scheduler(capacity.limits, cache, depth=depth)

@@ -6,6 +6,7 @@ A form is compiled once for the model's tokenizer and followed by a matcher for 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from .structured import Structured
-from .text import WHITE_SPACE, Tokenizer
+from .text import WHITE_SPACE, Tokenizer, parts, without_notes
 
 COMPILED = 256
 """Forms that are kept: services ask for the same ones again and again."""
 MOST_SYMBOLS = 20_000
 """Of a compiled form. While one is compiled no step is launched: with these bounds, for half a second at most."""
+MOST_EBNF = 1 << 14
+"""Characters. To rewrite it takes time as the square of its rules."""
 MOST_PARTS = 256
 """Of a schema that are tried one by one, to say where it is wrong."""
 
@@ -43,19 +46,37 @@ class Grammars:
         return Matcher(self._compiled(structured).deep_copy(), self._tokenizer.eos_token_ids)
 
     def _compile(self, structured: Structured) -> Any:
-        matcher = self._matcher(_grammar(structured, self._tokenizer))
-        if not matcher.is_error():
-            return matcher
+        try:
+            matcher = self._matcher(_grammar(structured, self._tokenizer))
+            if not matcher.is_error():
+                return matcher
+            where, matcher = self._place(structured, matcher)
+            reason = matcher.get_error()
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:  # it is nested too deeply to be read
+            where, reason = f"structured.{structured.kind}", str(error)
+        raise GrammarError(f"{' '.join(where.split())}: {_first_lines(reason)}")
+
+    def _place(self, structured: Structured, failed: Any) -> tuple[str, Any]:
+        """Where it fails, and the matcher that says why."""
         where = f"structured.{structured.kind}"
         if structured.kind == "json":
-            where, matcher = self._narrowed(where, json.loads(structured.text), matcher)
-        raise GrammarError(f"{where}: {_first_lines(matcher.get_error())}")
+            return self._narrowed(where, json.loads(structured.text), failed)
+        for schema in islice(_schemas_in(structured), MOST_PARTS):
+            alone = self._matcher(_grammar(Structured(json=schema), self._tokenizer))
+            if alone.is_error():
+                title = str(schema.get("title"))
+                return self._narrowed(
+                    title if title.startswith("tools.") else f"{where} %json", schema, alone
+                )
+        return where, failed
 
     def _narrowed(self, where: str, schema: Any, failed: Any) -> tuple[str, Any]:
         """The innermost part of a schema that fails by itself: the compiler does not say where it was."""
         root, tried = schema, 0
         while True:
-            for name, part in islice(_parts(schema), MOST_PARTS - tried):
+            for name, part in islice(parts(schema), MOST_PARTS - tried):
                 tried += 1
                 alone = part | {key: root[key] for key in ("$defs", "definitions") if key in root}
                 matcher = self._matcher(_grammar(Structured(json=alone), self._tokenizer))
@@ -92,16 +113,19 @@ class Matcher:
     def __init__(self, matcher: Any, eos_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._eos = eos_token_ids
+        self._left = False
 
     @property
     def failed(self) -> bool:
-        """The form became too involved to follow. Then nothing but the end is permitted."""
-        return bool(self._matcher.is_error())
+        """The form became too involved to follow, or a token was chosen that it does not permit, which must not
+        happen. Such an answer is not to be trusted, and ends."""
+        return self._left or bool(self._matcher.is_error())
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Those that were chosen. An end-of-text token, and whatever came after it, leads nowhere."""
+        """Those that were chosen. Whatever comes after an end-of-text token leads nowhere."""
         for token in tokens:
             if not self._follow(token):
+                self._left |= token not in self._eos
                 return
 
     def permitted(self, drafts: Sequence[int], parents: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -147,15 +171,40 @@ def _form(structured: Structured) -> dict[str, Any]:
     make, text = _library().LLMatcher, structured.text
     match structured.kind:
         case "json":
-            made = make.grammar_from_json_schema(text, WHITE_SPACE)
+            made = make.grammar_from_json_schema(json.dumps(without_notes(json.loads(text))), WHITE_SPACE)
         case "regex":
             made = make.grammar_from_regex(text)
         case "choice":
             return {"lark_grammar": "start: " + " | ".join(map(quoted, text))}
         case _:
-            return {"lark_grammar": text}
+            return {"lark_grammar": _lark(text)}
     [form] = json.loads(made)["grammars"]
     return form
+
+
+def _schemas_in(structured: Structured) -> Iterator[dict[str, Any]]:
+    """Of a grammar. Those of tools have their names for titles."""
+    for found in re.finditer(r"%json\s*(?=\{)", structured.text if structured.kind == "grammar" else ""):
+        try:
+            yield json.JSONDecoder().raw_decode(structured.text, found.end())[0]
+        except (ValueError, RecursionError):
+            return
+
+
+def _lark(grammar: str) -> str:
+    """EBNF is rewritten: the grammars of other engines are in it."""
+    if "::=" not in grammar or re.search(r"(?m)^\s*start\s*:(?!:=)", grammar):
+        return grammar
+    if len(grammar) > MOST_EBNF:
+        raise GrammarError(
+            f"structured.grammar: {len(grammar):,} characters of EBNF; it may have {MOST_EBNF:,}"
+        )
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # it has no kind of its own for all that may be wrong with a text
+        raise GrammarError(f"structured.grammar: {_first_lines(str(error))}") from None
 
 
 def _opening(end: str, tokenizer: Tokenizer) -> dict[str, str]:
@@ -168,20 +217,6 @@ def _opening(end: str, tokenizer: Tokenizer) -> dict[str, str]:
 def quoted(text: str) -> str:
     """As Lark reads a text that is meant literally."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas inside a schema, and where they stand."""
-    for key, value in schema.items() if isinstance(schema, dict) else ():
-        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
-            named = [(f"{key}.{name}", part) for name, part in value.items()]
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            named = [(f"{key}[{place}]", part) for place, part in enumerate(value)]
-        elif key in ("items", "additionalProperties"):
-            named = [(key, value)]
-        else:
-            continue
-        yield from ((name, part) for name, part in named if isinstance(part, dict))
 
 
 def _first_lines(error: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .corruption import Finding
@@ -59,17 +60,14 @@ BONUS = Window()
 
 
 class RowWork(NamedTuple):
-    """Tokens that one row absorbs in this step. Where it stands is the device's to know."""
+    """Tokens that one row absorbs in this step. Where it stands is the device's to know. Of a row that does the same
+    step after step it is always the same object, so that what was made of it need not be made again."""
 
     row: Row
     generation: int
     tokens: int
     """Drafts included. 0 is legal: the row only folds, and publishes if it holds a grant."""
     window: Window
-    position: int
-    """Where the host expects the row to stand, at most. A reservation: it sizes and checks, and addresses nothing."""
-    uncertain: int = 0
-    """Drafts of steps in flight: the row may stand so many tokens before `position`."""
 
     @property
     def sample(self) -> bool:
@@ -106,6 +104,11 @@ class StepPlan:
     exports: tuple[Grant, ...] = ()
     """Further lines of a long run, used in this step or reported missed."""
     work: tuple[RowWork, ...] = ()
+    positions: tuple[int, ...] = ()
+    """Where the host expects the row of each work to stand, at most. Reservations: they size and check, and address
+    nothing."""
+    uncertain: tuple[int, ...] = ()
+    """Drafts of steps in flight: each row may stand so many tokens before its position."""
     freed_slots: tuple[Slot, ...] = ()
     """Those that nobody holds any more, since the last plan. Some may be handed out again by this one."""
     freed_pages: tuple[Page, ...] = ()
@@ -117,30 +120,27 @@ class StepPlan:
         return sum(w.tokens for w in self.work)
 
 
-class RowResult(NamedTuple):
-    row: Row
-    generation: int
-    position: int
-    """Tokens absorbed and certain, as the device's cursor has it."""
-    tokens: tuple[int, ...]
-    """Those that were chosen: the accepted drafts, and the bonus."""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """Those that this step added to the ones collected before."""
-    base: int = 0
-    """Where its checkpoint stands now; the entries since lead to the position."""
-    window: Window = Window()
-    """As it was planned."""
-    proposed: int = 0
-    """How many of the window's drafts a drafter had made; the others could not be accepted."""
-    failed: bool = False
-    """The form of its answer became too involved to follow."""
-
-
 @dataclass(frozen=True)
 class StepResult:
+    """Columns, one number of each work; what few rows have is found by row."""
+
     step: int
-    rows: tuple[RowResult, ...] = ()
+    work: tuple[RowWork, ...] = ()
+    """All of the plan's, whatever became of the rows."""
+    positions: Sequence[int] = ()
+    """Tokens absorbed and certain, as the device's cursors have it."""
+    bases: Sequence[int] = ()
+    """Where its checkpoint stands now; the entries since lead to the position."""
+    tokens: Sequence[tuple[int, ...]] = ()
+    """Those that were chosen: the accepted drafts, and the bonus."""
+    proposed: Sequence[int] = ()
+    """How many of the window's drafts a drafter had made; the others could not be accepted."""
+    logprobs: Mapping[Row, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    """Of the tokens that were chosen."""
+    prompt_logprobs: Mapping[Row, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    """Those that this step added to the ones collected before."""
+    failed: frozenset[Row] = frozenset()
+    """The form of their answers became too involved to follow."""
     used: tuple[Grant, ...] = ()
     missed: tuple[Grant, ...] = ()
     seconds: float = 0.0

@@ -42,7 +42,7 @@ class Service:
 
     def step(self) -> list[Answer]:
         """One turn of the engine. Returns the answers that grew or ended with it."""
-        changed = [self._answers[r.id] for r in self.engine.step() if r.id in self._answers]
+        changed = [answer for r in self.engine.step() if (answer := self._answers.get(r.id))]
         for answer in changed:
             if answer.advance():
                 self.engine.finish(answer.request.id, FinishReason.STOP, kept=answer.length)

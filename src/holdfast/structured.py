@@ -23,7 +23,7 @@ class Structured:
     regex: str | None = None
     """Of the whole answer; in the syntax of Rust's regex crate, without look-around and back-references."""
     grammar: str | None = None
-    """In Lark's syntax, from the rule `start`."""
+    """In Lark's syntax, from the rule `start`; or in EBNF, from `root`."""
     choice: Sequence[str] | None = None
     """One of these texts."""
     after: str | None = None

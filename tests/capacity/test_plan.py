@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from holdfast import LLM
+from holdfast import LLM, engine
 from holdfast.blueprint import Blueprint
 from holdfast.config import ConfigError, EngineConfig, Limits
 from holdfast.engine import Engine, build_engine
@@ -190,6 +191,29 @@ def test_the_engine_tells_it_at_start(hybrid: Path, caplog: pytest.LogCaptureFix
         llm = LLM(hybrid, load_format="dummy", num_slots=2, max_num_seqs=5)
     told = [(record.levelname, record.message) for record in caplog.records]
     assert told == [("INFO", llm.capacity.render()), ("WARNING", llm.capacity.notes[0])]
+
+
+def test_recorded_steps_are_planned_for(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", published("qwen3.5-4b"))
+    options = dict(memory="80GiB", dtype="bfloat16", device="cuda")
+    recorded, eager = plan(directory, **options), plan(directory, **options, eager=True)
+    assert recorded.parts.graphs >= 64 * 248_320 * 2 and not eager.parts.graphs  # logits of 64 requests
+    assert recorded.limits.num_pages < eager.limits.num_pages
+    assert "graphs" in recorded.render() and "graphs" not in eager.render()
+
+
+def test_memory_that_runs_out_at_start_is_explained(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*args: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(engine, "Runner", short)
+    with pytest.raises(ConfigError, match="lower max_num_batched_tokens or max_num_seqs") as refused:
+        LLM(hybrid, load_format="dummy", memory="64MiB")
+    told = str(refused.value)
+    assert (
+        plan(hybrid, memory="64MiB").render().splitlines()[-2] in told
+        and "Tried to allocate 2.00 GiB" in told
+    )
 
 
 def test_the_weights_are_not_read_to_find_that_memory_is_short(hybrid: Path) -> None:

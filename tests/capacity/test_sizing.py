@@ -97,18 +97,38 @@ def test_every_part_is_what_is_allocated(tmp_path: Path, model: str, option: str
 @pytest.mark.parametrize("model", EVERY)
 def test_a_gpu_is_asked_for_as_much(tmp_path: Path, model: str) -> None:
     """The inputs' copies on the host are in the plan, and not on the GPU."""
-
-    def requested() -> int:
-        gc.collect()
-        return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-
     directory = write(tmp_path / "model", EVERY[model])
     before = requested()
-    engine = build(directory, device="cuda", dtype="bfloat16", memory="64MiB")
+    engine = build(directory, device="cuda", dtype="bfloat16", memory="64MiB", eager=True)
     buffers = [buffer for buffer in vars(engine.runner.inputs).values() if hasattr(buffer, "_host")]
     on_host = sum(copy.nbytes for buffer in buffers for copy in buffer._host)
     parts = engine.capacity.parts
     assert requested() - before == parts.total - parts.activations - on_host
+
+
+@pytest.mark.gpu
+def test_recorded_steps_keep_no_more_than_is_planned_for_them(tmp_path: Path) -> None:
+    """And no logits: a vocabulary that is 64 times larger changes nothing."""
+    options = dict(device="cuda", dtype="bfloat16", num_pages=80, max_num_seqs=64, max_model_len=64)
+
+    def kept(vocab_size: int) -> int:
+        directory = write(tmp_path / "model", TINY["lfm2"] | {"vocab_size": vocab_size})
+        before = requested()
+        eager = build(directory, eager=True, **options)
+        between = requested()
+        recorded = build(directory, **options)
+        more = (requested() - between) - (between - before)
+        assert len(recorded.runner.graphs) and not len(eager.runner.graphs)
+        assert 0 < more <= recorded.capacity.parts.graphs and not eager.capacity.parts.graphs
+        return more
+
+    kept(256)  # from now on a library keeps its workspaces
+    assert kept(256) == kept(1 << 14)
+
+
+def requested() -> int:
+    gc.collect()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
 
 @pytest.mark.parametrize("model", TINY)

@@ -10,15 +10,15 @@ import torch
 from tests.random_model import random_model
 
 from holdfast import LLM
-from holdfast.executor.inputs import Inputs, Lanes, Shape, uniform_shapes
-from holdfast.ids import Row
-from holdfast.plan import NO_CHOICE, RowWork, StepPlan, Window
+from holdfast.executor.inputs import Buffer, Inputs, Lanes, Shape, uniform_shapes
+from holdfast.ids import Row, Slot
+from holdfast.plan import NO_CHOICE, Grant, RowWork, StepPlan, Window
 
 FOUR_DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 def work(row: int, tokens: int, *, sample: bool) -> RowWork:
-    return RowWork(Row(row), 1, tokens, Window(bonus=sample), position=0)
+    return RowWork(Row(row), 1, tokens, Window(bonus=sample))
 
 
 def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
@@ -31,6 +31,8 @@ def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
             work(2, 0, sample=True),
             work(4, 1, sample=False),
         ),
+        positions=(0,) * 4,
+        uncertain=(0,) * 4,
     )
     lanes = Inputs(limits, torch.device("cpu")).fill(plan)
     assert [w.row for w in lanes.work] == [1, 2, 4, 3]
@@ -46,11 +48,13 @@ def test_windows_come_first_and_a_row_without_tokens_chooses_nothing() -> None:
 DRAFTING = StepPlan(
     1,
     work=(
-        RowWork(Row(2), 1, 3, Window(drafts=2), position=9),  # one token that is known, two drafts
-        RowWork(Row(5), 1, 3, Window(), position=0),  # the end of a prompt
-        RowWork(Row(4), 1, 1, NO_CHOICE, position=7),
-        RowWork(Row(1), 1, 2, Window(drafts=1), position=8, uncertain=3),
+        RowWork(Row(2), 1, 3, Window(drafts=2)),  # one token that is known, two drafts
+        RowWork(Row(5), 1, 3, Window()),  # the end of a prompt
+        RowWork(Row(4), 1, 1, NO_CHOICE),
+        RowWork(Row(1), 1, 2, Window(drafts=1)),
     ),
+    positions=(9, 0, 7, 8),
+    uncertain=(0, 0, 0, 3),
 )
 """Work of one step, and what each of its lanes may choose."""
 
@@ -129,3 +133,39 @@ def test_every_step_of_windows_has_a_shape(seqs: int) -> None:
     lanes = sorted({shape.lanes for shape in shapes})
     assert lanes[0] == 1 and lanes[-1] == seqs and {shape.window for shape in shapes} == {1, 5}
     assert all(more <= 2 * less or more - less <= 128 for less, more in pairwise(lanes) if more <= 1024)
+
+
+def test_what_lies_on_the_device_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
+    shape, sent = Shape(6, 3), list[int]()
+    fill = Buffer.fill
+    monkeypatch.setattr(
+        Buffer, "fill", lambda self, values, turn: (sent.append(turn), fill(self, values, turn))[1]
+    )
+    inputs = Inputs(limits, torch.device("cpu"), [shape])
+    moved = replace(DRAFTING, step=2, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
+    fewer = replace(DRAFTING, step=3, work=DRAFTING.work[:1], positions=(9,), uncertain=(0,))
+    ragged = replace(DRAFTING, step=4, work=(work(3, 9, sample=True),), positions=(0,), uncertain=(0,))
+    first = inputs.fill(DRAFTING)
+    again = inputs.fill(moved)
+    assert sent == [1] and again == replace(first, turn=2, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
+    inputs.fill(fewer)
+    assert first.rows.tolist() == [2, 0, 0, 0, 0, 0], "as it is now"
+    for other in (ragged, DRAFTING, ragged, ragged):
+        inputs.fill(other)
+    assert sent == [1, 3, 4, 1, 4, 4], "lanes of their own length have no place of their own"
+    inputs.fill(DRAFTING)
+    inputs.padding(shape)
+    assert inputs.fill(DRAFTING).rows.tolist() == [2, 5, 4, 1, 0, 0]
+
+
+def test_windows_export_nothing() -> None:
+    inputs = Inputs(LLM(random_model(), max_num_seqs=4).capacity.limits, torch.device("cpu"), [Shape(4, 1)])
+    plan = StepPlan(1, work=(work(3, 1, sample=True),), positions=(63,), uncertain=(0,))
+    for number in (1, 2):
+        export = Grant(Row(3), 1, Slot(number), 64)
+        lanes = inputs.fill(replace(plan, step=number, exports=(export,)))
+        assert (lanes.exports, lanes.missed_exports) == ((), (export,))
+    assert inputs.fill(plan).missed_exports == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from tests.memory.case import Setup
 from tests.memory.driver import Driver
 from tests.memory.traffic import drive
 from tests.models.conformance import prompts
+from tests.random_model import random_model
 from tests.spec.formats import PlainDFlash, PlainEagle1, PlainEagle3, PlainEagleMulti
 from tests.spec.spied import Drafting, assert_drafts, spied
 
-from holdfast import LLM, SamplingParams
+from holdfast import LLM, SamplingParams, Structured
 
 from .fault import QWEN
 from .harness import head_dir, model_dir
@@ -22,6 +24,20 @@ from .harness import head_dir, model_dir
 def mixed_traffic() -> None:
     """Windows, rejections, runs, new tenants and padding over a state pool equal the plain recurrence."""
     drive(Driver(Setup(16, 5, 32), seed=1), 25)
+
+
+def answers_have_their_form() -> None:
+    """Several at once, some free, with drafts that the form permits and others."""
+    forms = [r"(ab){5}", r"[0-9]{4}-[0-9]{4}", None, r"(yes|no)( (yes|no)){3}", r"(ba){5}", r"x{9}"]
+    params = [
+        SamplingParams(max_tokens=40, structured=None if form is None else Structured(regex=form))
+        for form in forms
+    ]
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    llm = LLM(random_model(), max_num_seqs=4, max_model_len=96, speculative_config=speculative)
+    for form, output in zip(forms, llm.generate(["Tide"] * len(forms), params), strict=True):
+        assert form is None or re.fullmatch(form, output.text), f"{output.text!r} is no {form}"
+    assert llm.speculation_stats().accepted > 5
 
 
 def _drafts_of(method: str, plain: Callable[[Path, Any], Drafting]) -> Callable[[], None]:

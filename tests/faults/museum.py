@@ -6,6 +6,7 @@ from . import (
     branches,
     changing_depth,
     drafters,
+    forms,
     reuse,
     stale_tenant,
     uncertain_tokens,
@@ -24,6 +25,7 @@ ROOMS: dict[str, tuple[Fault, ...]] = {
     "Drafts that branch": branches.FAULTS,
     "A depth that changes": changing_depth.FAULTS,
     "The right place with the wrong bytes": wrong_content.FAULTS,
+    "Answers that must have a form": forms.FAULTS,
     "Worse drafts": drafters.FAULTS,
 }
 FAULTS: tuple[Fault, ...] = tuple(fault for faults in ROOMS.values() for fault in faults)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from holdfast.config import SpeculativeConfig
 
-from .fault import LFM2, MAMBA2, MIXED, QWEN, QWEN3, Ask, Scene
-from .harness import healthy
+from .fault import LFM2, MAMBA2, MIXED, QWEN, QWEN3, TREES, Ask, Scene
+from .harness import healthy, run
 
 SHARED = (
     Ask(90, 40, shared=64),
@@ -70,3 +71,11 @@ def test_nothing_is_found(model: str, way: str) -> None:
     guarded = healthy(scene, "full")
     assert not guarded.findings, guarded.findings
     assert guarded.tokens == healthy(scene).tokens
+
+
+@pytest.mark.slow
+def test_windows_that_branch_in_triton() -> None:
+    pytest.importorskip("triton")
+    guarded = run(replace(TREES, options=dict(backend="triton")), "full")
+    assert not guarded.findings
+    assert guarded.tokens == run(TREES).tokens

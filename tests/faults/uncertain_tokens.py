@@ -71,7 +71,7 @@ def _host_position(patch: pytest.MonkeyPatch) -> None:
 
     def optimistic(make: Callable[..., Any]) -> Callable[..., Any]:
         def other(runner: Runner, lanes: Any) -> Any:
-            position = torch.tensor([work.position for work in lanes.work])
+            position = torch.tensor(lanes.positions)
             cursors = runner.state.cursors
             cursors.length[lanes.rows] = position - cursors.base[lanes.rows]
             return make(runner, lanes)

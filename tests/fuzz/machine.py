@@ -18,6 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.params import Structured
+
 from .models import VOCAB, WITH_MTP
 from .oracle import ORACLE
 from .world import Event, Script, World, begin
@@ -28,6 +30,8 @@ CUTS = [8, 16, 32, 3, 20, 64, 100]
 LENGTHS = [9, 17, 33, 8, 16, 32, 1, 2, 24, 40]
 LONG = [63, 64, 65, 100, 130]
 """For normal mode, where whole blocks of 64 are computed in another form."""
+FORMS = [r"(tide [0-9]{2}){99}", r"([ab]{2}|[x-z]c){99}"]
+"""Of answers, some of them; longer than any."""
 GRIDS = [(4, 8), (16, 16), (8, 32), (16, 64)]
 """(fold_every, page_size); exact mode, which is slow, has the first, whose lines are soon reached"""
 
@@ -150,9 +154,13 @@ class EngineMachine(RuleBasedStateMachine):
         temperature = drawn.draw(st.sampled_from([0.0, 0.8])) if world.setting.exact else 0.0
         seed = drawn.draw(st.integers(0, 1)) if temperature else 0
         count = drawn.draw(st.sampled_from([28, 28, 28, 9, 1]))
-        params: dict[str, Any] = {"max_tokens": count, "temperature": temperature, "ignore_eos": True}
+        params: dict[str, Any] = {"max_tokens": count, "temperature": temperature}
+        form = drawn.draw(st.sampled_from([None, None, None, *FORMS]))
+        params |= {"structured": {"regex": form}} if form else {"ignore_eos": True}
         if stop := drawn.draw(st.sampled_from([0, 0, 0, 1, 6, 16])):
-            answer = ORACLE.answer(world.setting, prompt, stop, temperature=temperature, seed=seed)
+            structured = Structured(regex=form) if form else None
+            given = {"temperature": temperature, "seed": seed, "structured": structured}
+            answer = ORACLE.answer(world.setting, prompt, stop, **given)
             params["stop_token_ids"] = [answer[-1].token_id]
         priority = drawn.draw(st.sampled_from([0, 0, -1, 1]))
         self.do(Event("submit", {"prompt": prompt, "priority": priority, "params": params, "seed": seed}))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.models.conformance import VOCAB as VOCAB
 from tests.models.conformance import Tiny
+from tests.random_model import write_byte_tokenizer
 from tests.spec.formats import WRITERS, Target, write_mtp
 
 BASE: dict[str, Any] = dict(
@@ -54,6 +55,7 @@ def directory(name: str) -> Path:
     _kept.append(scratch)  # removed when the process ends
     path = Path(scratch.name)
     MODELS[name].build().save_pretrained(path)
+    write_byte_tokenizer(path)
     return write_mtp(path, path) if name in WITH_MTP else path
 
 

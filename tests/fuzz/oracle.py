@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.config import EngineConfig
 from holdfast.engine import Engine, build_engine
 from holdfast.models.base import CausalLM
+from holdfast.params import Structured
 from holdfast.request import Request, SamplingParams, TokenLogprob
 
 from .models import directory
@@ -33,13 +34,27 @@ class Oracle:
     _answers: dict[tuple[object, ...], tuple[TokenLogprob, ...]] = field(default_factory=dict)
 
     def answer(
-        self, setting: Setting, prompt: Sequence[int], count: int, *, temperature: float = 0.0, seed: int = 0
+        self,
+        setting: Setting,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        structured: Structured | None = None,
     ) -> tuple[TokenLogprob, ...]:
         """`count` tokens, whatever would end the answer earlier; fewer where the context ends."""
-        key = (setting, tuple(prompt), temperature, seed)
+        key = (setting, tuple(prompt), temperature, seed, structured)
         count = min(count, MAX_MODEL_LEN - len(prompt))
         if len(self._answers.get(key, ())) < count:
-            self._answers[key] = self._ask(setting, tuple(prompt), count, temperature, seed)
+            params = SamplingParams(
+                max_tokens=count,
+                temperature=temperature,
+                ignore_eos=structured is None,
+                structured=structured,
+                logprobs=TOP,
+            )
+            self._answers[key] = self._ask(setting, Request("oracle", tuple(prompt), params, seed=seed))
         return self._answers[key][:count]
 
     def weights(self, setting: Setting) -> CausalLM | None:
@@ -47,14 +62,10 @@ class Oracle:
         wanted = setting.model, setting.exact
         return next((e.runner.model for s, e in self._engines.items() if (s.model, s.exact) == wanted), None)
 
-    def _ask(
-        self, setting: Setting, prompt: tuple[int, ...], count: int, temperature: float, seed: int
-    ) -> tuple[TokenLogprob, ...]:
+    def _ask(self, setting: Setting, request: Request) -> tuple[TokenLogprob, ...]:
         engine = self._engines.get(setting)
         if engine is None:
             engine = self._engines[setting] = self._build(setting)
-        params = SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, logprobs=TOP)
-        request = Request("oracle", prompt, params, seed=seed)
         engine.submit(request)
         while engine.has_work:
             engine.step()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from tests.faults import forms
+from tests.faults.fault import Fault
 from tests.fuzz.machine import DRAFTERS, fuzz, table
 from tests.fuzz.world import Script, replay
 
@@ -30,6 +32,7 @@ MUST_HAPPEN = (
     "pre-emptions",
     "publishes",
     "tokens compared",
+    "tokens of answers with a form",
     *(f"runs with {drafter}" for drafter in DRAFTERS),
 )
 
@@ -70,6 +73,19 @@ def test_the_whole_engine_under_random_traffic(tmp_path: Path) -> None:
     print(table(covered))
     assert not [what for what in MUST_HAPPEN if not covered[what]]
     assert covered["ties"] < 0.01 * covered["tokens compared"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", forms.FAULTS, ids=lambda fault: fault.name)
+def test_faults_of_forms_are_found(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        fuzz(
+            "short-convolution",
+            profile(60, Phase.generate),
+            tmp_path / "failure.json",
+            drafter_names=["itself"],
+        )
 
 
 def test_a_planted_fault_is_found_and_its_script_replays(

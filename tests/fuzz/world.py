@@ -18,6 +18,7 @@ from tests.spec.drafters import correct_drafts, spoil_drafts
 
 from holdfast.config import EngineConfig, SpeculativeConfig, max_window, pages_for
 from holdfast.engine import Engine, build_engine
+from holdfast.params import Structured
 from holdfast.request import FinishReason, Request, SamplingParams, TokenLogprob
 from holdfast.verify.rules import compare
 
@@ -103,7 +104,8 @@ class World:
 
     def _submit(self, prompt: list[int], priority: int, params: Mapping[str, Any], seed: int) -> None:
         id_ = str(len(self.requests))
-        chosen = SamplingParams(logprobs=TOP, **params)
+        form = {"structured": Structured(**params["structured"])} if "structured" in params else {}
+        chosen = SamplingParams(logprobs=TOP, **{**params, **form})
         request = Request(id_, tuple(prompt), chosen, seed=seed, priority=priority)
         self.engine.submit(request)
         self.requests[id_] = request
@@ -198,6 +200,7 @@ class World:
         assert [scored.token_id for scored in request.logprobs] == request.output
         self.covered["ties"] += found.tie
         self.covered["tokens compared"] += found.positions
+        self.covered["tokens of answers with a form"] += found.positions if request.params.structured else 0
         assert found.tie or request.finish_reason is reason, f"request {request.id} ended as {reason}"
 
     def expected(self, request: Request) -> tuple[tuple[TokenLogprob, ...], FinishReason]:
@@ -208,6 +211,7 @@ class World:
             min(params.max_tokens, self.max_model_len - len(request.prompt)),
             temperature=params.temperature,
             seed=request.seed,
+            structured=params.structured,
         )
         for count, scored in enumerate(answer, 1):
             if scored.token_id in params.stop_token_ids:

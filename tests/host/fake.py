@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from holdfast.config import Limits, pages_for, run_reaches
 from holdfast.ids import PAD_PAGE, PAD_ROW, PAD_SLOT, Page, Row, Slot
-from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult
+from holdfast.plan import Grant, PageMap, RowStart, RowWork, StepPlan, StepResult
 from holdfast.request import SamplingParams
+
+from .results import RowResult, step_result
 
 Owner = tuple[Row, int]
 Loses = Callable[[Grant], bool]
@@ -106,10 +108,14 @@ class FakeExecutor:
         reach = {work.row: self._reach(self.rows[work.row], plan) for work in plan.work}
         used: list[Grant] = []
         missed: list[Grant] = []
-        rows = tuple(self._run(work, plan, used, missed) for work in plan.work)
+        standing = zip(plan.work, plan.positions, plan.uncertain, strict=True)
+        for work, position, uncertain in standing:
+            behind = position - self.rows[work.row].position
+            assert 0 <= behind <= uncertain, "the host expected the row elsewhere"
+        rows = [self._run(work, plan, used, missed) for work in plan.work]
         self.in_flight.append(
             InFlight(
-                result=StepResult(plan.step, rows, tuple(used), tuple(missed)),
+                result=step_result(plan.step, rows, tuple(used), tuple(missed)),
                 rows=frozenset(reach),
                 slots=frozenset(slot for slots, _ in reach.values() for slot in slots),
                 pages=frozenset(page for _, pages in reach.values() for page in pages),
@@ -189,7 +195,6 @@ class FakeExecutor:
     def _run(self, work: RowWork, plan: StepPlan, used: list[Grant], missed: list[Grant]) -> RowResult:
         row = self.rows[work.row]
         assert row.generation == work.generation
-        assert 0 <= work.position - row.position <= work.uncertain, "the host expected the row elsewhere"
         fresh = self._fresh(row, work)
         start = row.position
         exports = [g for g in plan.exports if g.row == work.row]

@@ -4,10 +4,11 @@ import pytest
 
 from holdfast.cache import Admission, CacheManager, Label, Match, OwnershipError
 from holdfast.ids import Page, Row
-from holdfast.plan import Grant, RowResult, StepResult
+from holdfast.plan import Grant
 from holdfast.request import Request
 
 from .harness import make_limits, make_request
+from .results import RowResult, step_result
 
 PROMPT = tuple(range(1, 14))  # three pages of four, and one token
 
@@ -43,7 +44,7 @@ def collect(
     missed: tuple[Grant, ...] = (),
 ) -> None:
     row = RowResult(admission.row, admission.generation, position, (), base=base)
-    cache.commit(StepResult(step, (row,), used, missed))
+    cache.commit(step_result(step, (row,), used, missed))
     cache.collected(step)
 
 
@@ -193,7 +194,7 @@ def test_a_report_of_an_unknown_grant_is_a_bug() -> None:
     grant = granted(cache, admission.row, 8)
     stranger = Grant(grant.row, grant.generation, grant.slot, 12)
     with pytest.raises(OwnershipError, match="outstanding"):
-        cache.commit(StepResult(1, (), used=(stranger,)))
+        cache.commit(step_result(1, (), used=(stranger,)))
 
 
 def test_what_the_last_step_of_a_released_row_published_is_found() -> None:
@@ -216,7 +217,7 @@ def test_a_report_for_an_earlier_tenant_is_ignored() -> None:
     second = admitted(cache)
     new = granted(cache, second.row, 8)
     assert (second.row, new.slot) == (first.row, old.slot)
-    cache.commit(StepResult(1, (RowResult(first.row, first.generation, 99, ()),), used=(old,)))
+    cache.commit(step_result(1, (RowResult(first.row, first.generation, 99, ()),), used=(old,)))
     assert match(cache, PROMPT).kv_len == 0
     assert cache.check().slots.held == 2
 
@@ -228,7 +229,7 @@ def test_the_same_prefix_published_twice_is_kept_once(window: bool) -> None:
     grants = [cache.grant(a.row, 8) if window else cache.export(a.row, 8) for a in rows]
     cache.launched(1, [a.row for a in rows])
     results = tuple(RowResult(a.row, a.generation, 13, (), base=8) for a in rows)
-    cache.commit(StepResult(1, results, used=tuple(filter(None, grants))))
+    cache.commit(step_result(1, results, used=tuple(filter(None, grants))))
     cache.collected(1)
     assert cache.check().clean
     for admission in rows:

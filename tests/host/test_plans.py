@@ -10,11 +10,9 @@ from holdfast.plan import (
     NO_CHOICE,
     Grant,
     PageMap,
-    RowResult,
     RowStart,
     RowWork,
     StepPlan,
-    StepResult,
     Window,
 )
 from holdfast.request import Rejected, Request, SamplingParams, TokenLogprob
@@ -22,6 +20,7 @@ from holdfast.scheduler.builder import PlanBuilder
 from holdfast.scheduler.seat import Seat
 
 from .harness import Harness, make_limits, make_request
+from .results import RowResult, step_result
 
 
 def scored(*tokens: int) -> tuple[TokenLogprob, ...]:
@@ -36,12 +35,12 @@ def planned(harness: Harness) -> StepPlan:
 
 def test_a_plan_is_all_that_was_put_into_it() -> None:
     start = RowStart(Row(1), 1, (1,), Slot(1), Slot(0), 0, SamplingParams(), 0)
-    work = [RowWork(Row(row), 1, 3, NO_CHOICE, position=0) for row in (2, 1)]
+    work = [RowWork(Row(row), 1, 3, NO_CHOICE) for row in (2, 1)]
     pages = PageMap(Row(1), 0, Page(4))
     grant, export = (Grant(Row(1), 1, Slot(slot), 8) for slot in (2, 3))
     builder = PlanBuilder(step=7, budget=10, propose=3)
-    for each in work:
-        builder.add(each)
+    for place, each in enumerate(work):
+        builder.add(each, 10 + place, place)
     builder.starts.append(start)
     builder.pages.append(pages)
     builder.grants.append(grant)
@@ -54,6 +53,8 @@ def test_a_plan_is_all_that_was_put_into_it() -> None:
         grants=(grant,),
         exports=(export,),
         work=tuple(work),
+        positions=(10, 11),
+        uncertain=(0, 1),
         freed_slots=(Slot(5),),
         freed_pages=(Page(6),),
         propose=3,
@@ -77,14 +78,14 @@ def test_prompt_scores_are_gathered_over_chunks_and_a_restart_says_how_many_ther
     for step, (position, tokens) in enumerate(((3, (2, 3)), (5, (4, 5))), 1):
         planned(harness)
         row = RowResult(Row(1), 1, position, (), prompt_logprobs=scored(*tokens))
-        harness.scheduler.collect(StepResult(step, (row,)))
+        harness.scheduler.collect(step_result(step, (row,)))
     assert [entry.token_id for entry in request.prompt_logprobs] == [2, 3, 4, 5]
     for times in (1, 2):
         harness.scheduler._requeue(harness.scheduler._running[Row(1)])
         assert request.metrics.preemptions == times
         (start,) = planned(harness).starts
         assert start.scored == 4
-        harness.scheduler.collect(StepResult(2 + times, ()))
+        harness.scheduler.collect(step_result(2 + times, ()))
 
 
 def test_answers_are_gathered_over_steps() -> None:
@@ -94,7 +95,7 @@ def test_answers_are_gathered_over_steps() -> None:
     for step, token in enumerate((7, 8), 1):
         planned(harness)
         row = RowResult(Row(1), 1, 1 + step, (token,), scored(token))
-        assert harness.scheduler.collect(StepResult(step, (row,))) == [request]
+        assert harness.scheduler.collect(step_result(step, (row,))) == [request]
     assert request.output == [7, 8] and request.logprobs == list(scored(7, 8))
 
 
@@ -140,7 +141,7 @@ def test_logprobs_stop_with_the_answer_after_others_were_gathered() -> None:
     for step, tokens in enumerate(((7,), (5, 8, 9, 9, 9)), 1):
         planned(harness)
         row = RowResult(Row(1), 1, 1 + step, tokens, scored(*tokens), window=Window(len(tokens) - 1))
-        harness.scheduler.collect(StepResult(step, (row,)))
+        harness.scheduler.collect(step_result(step, (row,)))
     assert request.output == [7, 5, 8] and request.logprobs == list(scored(7, 5, 8))
 
 
@@ -156,7 +157,7 @@ def test_the_end_of_a_prompt_is_no_line_of_its_answer() -> None:
     harness = Harness(make_limits(max_num_batched_tokens=1), prefix_reuse=True)
     harness.submit(make_request("a", tuple(range(1, 9)), max_tokens=6))
     harness.drain()
-    ends = [plan.work[0].position + 1 for plan in harness.plans if plan.grants]
+    ends = [plan.positions[0] + 1 for plan in harness.plans if plan.grants]
     assert [grant.line for plan in harness.plans for grant in plan.grants] == ends == [4, 12]
 
 
@@ -191,10 +192,11 @@ def test_those_after_a_pre_empted_row_are_not_passed_over() -> None:
     harness.turn()
     long.planned = 12  # as if it had been cut: a run, behind the windows a and c
     seats = {seat.request.id: seat for seat in scheduler._running.values()}
+    seats["a"].quiet_until = 0  # as if it needed a page
     make_room = scheduler._make_room
 
     def send_away(seat: Seat, length: int, plan: PlanBuilder) -> bool:
-        seats["c"].leaving = True
+        seats["c"].leave()
         return make_room(seat, length, plan)
 
     scheduler._make_room = send_away  # type: ignore[method-assign]
@@ -230,3 +232,23 @@ def test_as_many_stop_tokens_as_can_be_held_back() -> None:
         harness.submit(
             make_request("b", (1,), min_tokens=1, stop_token_ids=stops, eos=frozenset({MAX_LISTED + 1}))
         )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_that_only_decodes_asks_for_something_only_where_a_page_ends(depth: int) -> None:
+    harness = Harness(make_limits(max_model_len=80, page_size=16, num_pages=6), depth, prefix_reuse=True)
+    asked: list[int] = []
+    extend = harness.cache.extend
+
+    def note(row: Row, length: int) -> tuple[PageMap, ...] | None:
+        asked.append(length)
+        return extend(row, length)
+
+    harness.cache.extend = note  # type: ignore[method-assign]
+    harness.submit(make_request("a", (1, 2, 3, 4, 5), max_tokens=70))
+    harness.drain()
+    decoding = [work for plan in harness.plans[1:] for work in plan.work if work.tokens]
+    assert len(decoding) == 69 and all(work is decoding[0] for work in decoding)
+    assert [position for plan in harness.plans[1:] for position in plan.positions] == [*range(5, 74)]
+    assert asked == [16, 17, 32, 33, 48, 49, 64, 65], "where a line is reached, and behind it"
+    assert [grant.line for plan in harness.plans for grant in plan.grants] == [16, 32, 48, 64]

@@ -7,11 +7,12 @@ import pytest
 from holdfast.cache import Policy
 from holdfast.config import Limits
 from holdfast.ids import Row
-from holdfast.plan import RowResult, StepPlan, StepResult
+from holdfast.plan import StepPlan
 from holdfast.request import FinishReason, Rejected, TokenLogprob
 
 from .fake import expected_output
 from .harness import Harness, make_limits, make_request
+from .results import RowResult, step_result
 
 
 def prompt(length: int, first: int = 1) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def test_a_prompt_then_a_token_a_step() -> None:
     harness.submit(make_request("a", prompt(5), max_tokens=3))
     harness.drain()
     assert [shape(plan) for plan in harness.plans] == [[(1, 5, True)], [(1, 1, True)], [(1, 1, True)]]
-    assert [work.position for plan in harness.plans for work in plan.work] == [0, 5, 6]
+    assert [position for plan in harness.plans for position in plan.positions] == [0, 5, 6]
     (start,) = harness.plans[0].starts
     assert (start.tokens, start.generation, start.own_slot, start.read_slot, start.base) == (
         prompt(5),
@@ -84,7 +85,7 @@ def test_a_result_of_an_earlier_tenant_is_dropped() -> None:
             harness.cancel("a")
             harness.collect()
     stale = RowResult(Row(1), 1, 3, (7,))
-    assert harness.scheduler.collect(StepResult(2, (stale,))) == []
+    assert harness.scheduler.collect(step_result(2, (stale,))) == []
     assert (first.output, second.output, second.pending) == ([], [], 1)
 
 
@@ -114,7 +115,7 @@ def test_logprobs_stop_where_the_tokens_stop() -> None:
     assert plan is not None
     tokens = (7, 8, 9)
     row = RowResult(Row(1), 1, 3, tokens, tuple(TokenLogprob(t, -1.0) for t in tokens))
-    assert harness.scheduler.collect(StepResult(plan.step, (row,))) == [request]
+    assert harness.scheduler.collect(step_result(plan.step, (row,))) == [request]
     assert request.output == [7, 8]
     assert [entry.token_id for entry in request.logprobs] == [7, 8]
 
@@ -394,7 +395,7 @@ def test_windows_are_granted_a_slot_when_they_reach_a_line() -> None:
     harness = reusing(make_limits(max_num_batched_tokens=1), 1, 4)
     harness.submit(make_request("a", prompt(9), max_tokens=1))
     harness.drain()
-    assert [plan.work[0].position for plan in harness.plans if plan.grants] == [3]
+    assert [plan.positions[0] for plan in harness.plans if plan.grants] == [3]
     assert harness.cache.counters.published == 2, "and its own slot, when it went"
 
 
@@ -405,7 +406,7 @@ def test_a_run_is_cut_where_only_a_cut_leaves_a_state() -> None:
     harness = reusing(limits, 0, 80, 128)
     harness.submit(make_request("a", tuple(i % 90 for i in range(200)), max_tokens=1))
     harness.drain()
-    work = [(plan.work[0].position, plan.work[0].tokens) for plan in harness.plans]
+    work = [(plan.positions[0], plan.work[0].tokens) for plan in harness.plans]
     assert work == [(0, 80), (80, 120)]
     assert [grant.line for plan in harness.plans for grant in plan.exports] == [80, 128]
 

@@ -78,7 +78,7 @@ class Scene:
 
     def takes(self, position: int, tokens: int) -> None:
         """The running request is in the plan already."""
-        self.plan.add(RowWork(ROW, 1, tokens, NO_CHOICE, position))
+        self.plan.add(RowWork(ROW, 1, tokens, NO_CHOICE), position)
         self.seat.request.planned = position + tokens
 
 

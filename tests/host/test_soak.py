@@ -80,7 +80,7 @@ def events(harness: Harness) -> Counter[str]:
     seen["mixed steps"] = sum(len({work.tokens > 1 for work in plan.work}) == 2 for plan in harness.plans)
     drafts = harness.scheduler.speculation
     seen["accepted drafts"], seen["rejected drafts"] = drafts.accepted, drafts.drafts - drafts.accepted
-    seen["windows after uncertain ones"] = sum(w.uncertain > 0 for plan in harness.plans for w in plan.work)
+    seen["windows after uncertain ones"] = sum(n > 0 for plan in harness.plans for n in plan.uncertain)
     seen["cut runs"] = sum(not work.sample for plan in harness.plans for work in plan.work)
     return seen
 

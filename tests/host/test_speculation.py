@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.ids import Row
-from holdfast.plan import NO_CHOICE, RowResult, StepPlan, StepResult, Window
+from holdfast.plan import NO_CHOICE, StepPlan, Window
 from holdfast.request import Acceptance, FinishReason, Request, TokenLogprob
 from holdfast.scheduler.depth import draft_room
 
 from .harness import Harness, make_limits, make_request
+from .results import RowResult, step_result
 
 LIMITS = make_limits(fold_every=4, max_window=4, max_model_len=40, max_num_batched_tokens=40)
 
@@ -24,7 +25,7 @@ def answer(harness: Harness, plan: StepPlan, position: int, *tokens: int, propos
     (work,) = plan.work
     scored = tuple(TokenLogprob(token, -1.0) for token in tokens)
     row = RowResult(work.row, 1, position, tokens, scored, window=work.window, proposed=proposed)
-    return harness.scheduler.collect(StepResult(plan.step, (row,)))
+    return harness.scheduler.collect(step_result(plan.step, (row,)))
 
 
 def begun(**params: object) -> tuple[Harness, Request]:
@@ -44,8 +45,9 @@ def test_a_window_counts_its_bonus() -> None:
 
 def test_a_window_is_the_last_token_and_its_drafts() -> None:
     harness, request = begun(max_tokens=20)
-    (work,) = planned(harness).work
-    assert (work.tokens, work.window, work.position, work.uncertain) == (4, Window(3), 3, 0)
+    plan = planned(harness)
+    (work,) = plan.work
+    assert (work.tokens, work.window, plan.positions, plan.uncertain) == (4, Window(3), (3,), (0,))
     assert (request.planned, request.pending, request.uncertain, request.todo) == (7, 4, 3, 1)
 
 
@@ -54,7 +56,7 @@ def test_the_next_window_is_planned_before_this_one_is_known() -> None:
     first = planned(harness)
     second = planned(harness)
     (work,) = second.work
-    assert (work.tokens, work.position, work.uncertain) == (4, 7, 3), "it stands at 4 to 7"
+    assert (work.tokens, second.positions, second.uncertain) == (4, (7,), (3,)), "it stands at 4 to 7"
     answer(harness, first, 5, 8, 9)  # one of three accepted
     assert request.output == [7, 8, 9]
     assert (request.planned, request.pending, request.uncertain, request.todo) == (9, 4, 3, 1)

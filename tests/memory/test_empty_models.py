@@ -10,7 +10,7 @@ from holdfast.executor.runner import Runner
 from holdfast.ids import Page, Row, Slot
 from holdfast.layers.batch import Batch
 from holdfast.models import registry
-from holdfast.plan import Grant, PageMap, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
+from holdfast.plan import Grant, PageMap, RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.request import SamplingParams
 
 from .models import CONFIGS, LIMITS, RECURRENT, build_runner
@@ -55,7 +55,9 @@ class Client:
             starts=tuple(start for start, _ in started),
             pages=tuple(page for _, pages in started for page in pages),
             grants=grants,
-            work=tuple(RowWork(Row(r), 1, n, Window(bonus=n > 0), at[r]) for r, n in work.items()),
+            work=tuple(RowWork(Row(r), 1, n, Window(bonus=n > 0)) for r, n in work.items()),
+            positions=tuple(at[r] for r in work),
+            uncertain=(0,) * len(work),
         )
         self._step += 1
         result = self.runner.launch(plan).result()
@@ -83,7 +85,7 @@ def test_an_empty_plan_changes_no_byte(name: str, exact: bool) -> None:
     for _ in range(2):  # before anything was ever started, and in the middle of a request
         state, rest = Snapshot(client.runner.state), client.everything()
         result = client.launch({})
-        assert result.rows == result.used == result.missed == ()
+        assert result.work == result.used == result.missed == ()
         assert client.hidden.shape[0] == 0
         state.assert_unchanged()
         assert all(torch.equal(x, rest[key]) for key, x in client.everything().items())
@@ -98,11 +100,8 @@ def test_rows_without_tokens_change_no_byte_and_report_their_position(name: str,
     state, rest = Snapshot(client.runner.state), client.everything()
     result = client.launch({2: 0, 3: 0, 1: 0})
     assert client.hidden.shape[0] == 0
-    assert [(r.row, r.position, r.tokens, r.logprobs) for r in result.rows] == [
-        (2, 2, (), ()),
-        (3, 70, (), ()),
-        (1, 5, (), ()),
-    ]
+    assert [work.row for work in result.work] == [2, 3, 1] and result.positions == [2, 70, 5]
+    assert result.tokens == [()] * 3 and not result.logprobs
     state.assert_unchanged()
     assert all(torch.equal(x, rest[key]) for key, x in client.everything().items())
 
@@ -114,14 +113,15 @@ def test_rows_without_tokens_leave_the_others_alone(name: str, exact: bool, temp
     """Hidden states, tokens and log-probabilities of row 2, with and without idle rows in its steps."""
     params = SamplingParams(temperature=temperature, logprobs=2)
 
-    def serve(idle: list[int]) -> tuple[list[Tensor], list[list[RowResult]]]:
+    def serve(idle: list[int]) -> tuple[list[Tensor], list[tuple[object, ...]]]:
         client = Client(name, exact=exact, params=params)
         client.launch({1: 5, 2: 3, 3: 2}, starts={1: 5, 2: 3, 3: 2})
         hidden, reported = [], []
         for _ in range(6):
             result = client.launch({**dict.fromkeys(idle, 0), 2: 1})
             hidden.append(client.hidden.clone())
-            reported.append([row for row in result.rows if row.row == 2])
+            at = [work.row for work in result.work].index(Row(2))
+            reported.append((result.positions[at], result.tokens[at], result.logprobs[Row(2)]))
         return hidden, reported
 
     alone, expected = serve([])
@@ -143,7 +143,7 @@ def test_a_row_without_tokens_folds_and_publishes_when_a_line_is_due(name: str, 
     grant = Grant(Row(1), 1, Slot(7), line=4)
     result = client.launch({1: 0}, grants=(grant,))
     assert result.used == (grant,) and result.missed == ()
-    assert result.rows[0].position == 4 and result.rows[0].tokens == ()
+    assert result.positions == [4] and result.tokens == [()]
     before.assert_only(slots={7}, cells={}, cursors={1})
     assert {slot for _, slots in before.changed("slot") for slot in slots} == {7}
     assert all(torch.equal(x, rest[key]) for key, x in client.everything().items())

@@ -48,7 +48,7 @@ MODELS: Mapping[str, Tiny] = {
     **{name: test_mamba2_hybrids.MODELS[name] for name in test_mamba2_hybrids.FAMILIES},
     **{name: test_mamba1.MODELS[name] for name in test_mamba1.FAMILIES},
     "kimi_linear": test_kimi_linear.MODELS["kimi_linear"],
-    "minimax": test_minimax.MODELS["minimax"],
+    "minimax": test_minimax.MODELS["minimax-tied"],
     "olmo_hybrid": test_olmo_hybrid.MODELS["olmo_hybrid"],
     "zamba2": test_zamba2.MODELS["zamba2"],
 }

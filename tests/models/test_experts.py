@@ -21,14 +21,10 @@ from tests.models.conformance import (
     oracles,
     prompts,
     serve,
-    slow_but,
     worst_kl_in_bfloat16,
 )
 from tests.models.zoo import (
-    WAYS,
-    answers,
-    assert_served,
-    assert_state_matters,
+    Served,
     assert_weights_are_counted,
 )
 
@@ -117,21 +113,9 @@ BF16_CHOICE_KL = 0.6
 oracle_of = oracles(MODELS)
 
 
-@pytest.mark.parametrize("name", slow_but(FAMILIES, MODELS))
-def test_state_matters(oracle_of: OracleOf, name: str) -> None:
-    assert_state_matters(oracle_of(name))
-
-
-@pytest.mark.parametrize(("name", "way"), slow_but(FAST, product(MODELS, WAYS)))
-def test_equal_to_transformers(oracle_of: OracleOf, name: str, way: str) -> None:
-    assert_served(oracle_of(name), way)
-
-
-@pytest.mark.parametrize("name", slow_but(("lfm2_moe",), FAMILIES))
-def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf, name: str) -> None:
-    oracle = oracle_of(name)
-    together = answers(oracle, exact=True)
-    assert bits(answers(oracle, exact=True, **WAYS["all-at-once"])) == bits(together)
+class TestServed(Served):
+    models, families, every_day = MODELS, FAMILIES, FAST
+    exact_every_day = ("lfm2_moe",)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

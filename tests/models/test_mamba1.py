@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.conformance import OracleOf, Tiny, bits, oracles, slow_but, worst_kl_in_bfloat16
+from tests.models.conformance import Tiny, oracles, worst_kl_in_bfloat16
 from tests.models.zoo import (
-    WAYS,
-    answers,
-    assert_served,
-    assert_state_matters,
+    Served,
     assert_weights_are_counted,
 )
 
@@ -94,22 +91,8 @@ BF16_WEIGHTS_KL = 3e-2
 oracle_of = oracles(MODELS)
 
 
-@pytest.mark.parametrize("name", slow_but(FAMILIES, MODELS))
-def test_state_matters(oracle_of: OracleOf, name: str) -> None:
-    assert_state_matters(oracle_of(name))
-
-
-@pytest.mark.parametrize(("name", "way"), slow_but(FAST, product(MODELS, WAYS)))
-def test_equal_to_transformers(oracle_of: OracleOf, name: str, way: str) -> None:
-    assert_served(oracle_of(name), way)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf, name: str) -> None:
-    oracle = oracle_of(name)
-    together = answers(oracle, exact=True)
-    assert bits(answers(oracle, exact=True, **WAYS["all-at-once"])) == bits(together)
+class TestServed(Served):
+    models, families, every_day = MODELS, FAMILIES, FAST
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,21 +11,15 @@ from typing import Any
 import pytest
 from tests.models.conformance import (
     Oracle,
-    OracleOf,
     Tiny,
     assert_equal,
-    bits,
     oracles,
     prompts,
     serve,
-    slow_but,
     worst_kl_in_bfloat16,
 )
 from tests.models.zoo import (
-    WAYS,
-    answers,
-    assert_served,
-    assert_state_matters,
+    Served,
     assert_weights_are_counted,
 )
 
@@ -149,26 +143,9 @@ ALL_EXPERTS = dict(num_experts_per_tok=8, topk_group=4)
 oracle_of = oracles(MODELS)
 
 
-CONTROLLED = [name for name in MODELS if "normed" not in name]
-"""In transformers falcon_h1 with a norm can decode one request at a time only, and the control is a batch."""
-
-
-@pytest.mark.parametrize("name", slow_but(FAMILIES, CONTROLLED))
-def test_state_matters(oracle_of: OracleOf, name: str) -> None:
-    assert_state_matters(oracle_of(name))
-
-
-@pytest.mark.parametrize(("name", "way"), slow_but(FAST, product(MODELS, WAYS)))
-def test_equal_to_transformers(oracle_of: OracleOf, name: str, way: str) -> None:
-    assert_served(oracle_of(name), way)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf, name: str) -> None:
-    oracle = oracle_of(name)
-    together = answers(oracle, exact=True)
-    assert bits(answers(oracle, exact=True, **WAYS["all-at-once"])) == bits(together)
+class TestServed(Served):
+    models, families, every_day = MODELS, FAMILIES, FAST
+    uncontrolled = tuple(name for name in MODELS if "normed" in name)  # falcon_h1 with a norm
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "granite-dense"])

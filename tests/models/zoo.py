@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 import transformers
 from tests import evidence
 from tests.evidence import assert_evidence, compare
-from tests.models.conformance import TOLERANCE, TOP, Oracle, assert_equal_to_oracle, prompts
+from tests.models.conformance import (
+    TOLERANCE,
+    TOP,
+    Oracle,
+    OracleOf,
+    Tiny,
+    assert_equal_to_oracle,
+    bits,
+    prompts,
+    slow_but,
+)
 
 from holdfast import LLM, SamplingParams
 from holdfast.blueprint import Blueprint
@@ -96,3 +108,37 @@ def assert_state_matters(oracle: Oracle) -> None:
     evidence.assert_state_matters(oracle, *prompts(40, 40, seed=1))
     runs = [oracle.run(prompt, ANSWER) for prompt in COMPANY]
     assert_evidence(compare(run, run.tokens, run.token_logprobs) for run in runs)
+
+
+class Served:
+    """Tests that a module inherits, with a fixture `oracle_of`. `families`: models that stand for the others."""
+
+    models: ClassVar[Mapping[str, Tiny]]
+    families: ClassVar[Sequence[str]]
+    every_day: ClassVar[Sequence[tuple[str, str]]]
+    exact_every_day: ClassVar[Sequence[str]] = ()
+    uncontrolled: ClassVar[Sequence[str]] = ()
+    """Which transformers decodes one request at a time only: the control is a batch."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        controlled = [name for name in self.models if name not in self.uncontrolled]
+        cases: Mapping[str, tuple[Sequence[str], Iterable[Any]]] = {
+            "test_state_matters": (self.families, controlled),
+            "test_exact_mode_gives_the_same_bits": (self.exact_every_day, self.families),
+        }
+        if metafunc.function.__name__ == "test_equal_to_transformers":
+            ways = slow_but(self.every_day, product(self.models, WAYS))
+            metafunc.parametrize(("name", "way"), ways)
+        else:
+            metafunc.parametrize("name", slow_but(*cases[metafunc.function.__name__]))
+
+    def test_state_matters(self, oracle_of: OracleOf, name: str) -> None:
+        assert_state_matters(oracle_of(name))
+
+    def test_equal_to_transformers(self, oracle_of: OracleOf, name: str, way: str) -> None:
+        assert_served(oracle_of(name), way)
+
+    def test_exact_mode_gives_the_same_bits(self, oracle_of: OracleOf, name: str) -> None:
+        oracle = oracle_of(name)
+        together = answers(oracle, exact=True)
+        assert bits(answers(oracle, exact=True, **WAYS["all-at-once"])) == bits(together)

@@ -89,15 +89,3 @@ MIXED = [
     Lane(0, 6),
     Lane(6, 20, 27),
 ]
-
-
-def ancestors_of(parents: list[list[int]], longest: int) -> Tree:
-    ancestors = torch.zeros(len(parents), longest, longest, dtype=torch.bool)
-    depths = torch.zeros(len(parents), longest, dtype=torch.int64)
-    for lane, window in enumerate(parents):
-        for node, parent in enumerate(window):
-            if parent >= 0:
-                ancestors[lane, node] = ancestors[lane, parent]
-                depths[lane, node] = depths[lane, parent] + 1
-            ancestors[lane, node, node] = True
-    return Tree(ancestors, depths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from holdfast.ops.places import ConvState, TemporalState
 from holdfast.ops.rounding import GREATEST, SCALE_DTYPE
 from holdfast.ops.step import Export, StateStep, Tree
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GRID = 16
 WINDOW = 4
 
@@ -70,6 +71,36 @@ def make_step(
     )
 
 
+def ancestors_of(parents: list[list[int]], longest: int) -> Tree:
+    """parents: of each window's nodes, the one that it follows, -1 if none"""
+    ancestors = torch.zeros(len(parents), longest, longest, dtype=torch.bool)
+    depths = torch.zeros(len(parents), longest, dtype=torch.int64)
+    for lane, window in enumerate(parents):
+        for node, parent in enumerate(window):
+            if parent >= 0:
+                ancestors[lane, node] = ancestors[lane, parent]
+                depths[lane, node] = depths[lane, parent] + 1
+            ancestors[lane, node, node] = True
+    return Tree(ancestors, depths)
+
+
+def random_tree(lanes: Sequence[Lane], seed: int) -> Tree:
+    """For the windows among these lanes."""
+    draws, counts = seeded(seed), [lane.count for lane in lanes if not lane.is_run]
+    parents = [[int(torch.randint(-1, node, (), generator=draws)) if node else -1 for node in range(count)]
+               for count in counts]  # fmt: skip
+    return ancestors_of(parents, max(counts))
+
+
+def on_device(step: StateStep) -> StateStep:
+    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
+    there = {name: getattr(step, name).to(DEVICE) for name in names}
+    tree = step.tree and replace(
+        step.tree, ancestors=step.tree.ancestors.to(DEVICE), depths=step.tree.depths.to(DEVICE)
+    )
+    return replace(step, _made={}, tree=tree, **there)
+
+
 def _ids(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
@@ -101,9 +132,10 @@ def delta_pool(
     dtype: torch.dtype = torch.float32,
     swapped: bool = False,
     grid: int = GRID,
+    window: int = WINDOW,
 ) -> TemporalState:
     """swapped: the state is stored [K, V]"""
-    places = journal_capacity(grid, WINDOW)
+    places = journal_capacity(grid, window)
     state = (heads.key_dim, heads.value_dim) if swapped else (heads.value_dim, heads.key_dim)
     scales = (1, heads.value_dim) if swapped else (heads.value_dim, 1)
     shape, scaled = (slots + 1, heads.values), dtype in GREATEST

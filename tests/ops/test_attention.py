@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from holdfast.ops.backend import choose
 from holdfast.ops.places import KVState
 
-from .paged import MIXED, SCALE, Paged, ancestors_of
-from .steps import Lane, make_step, same_bits
+from .paged import MIXED, SCALE, Paged
+from .steps import Lane, ancestors_of, make_step, same_bits
 
 modes = pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
 

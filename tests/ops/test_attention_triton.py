@@ -14,15 +14,14 @@ from holdfast.ops.attention.heads import HeadNorms
 from holdfast.ops.norm.reference import rms_norm
 from holdfast.ops.places import KVState, Place
 from holdfast.ops.rope.reference import RotarySpec, rotary_table, rotate
-from holdfast.ops.step import StateStep, Tree
+from holdfast.ops.step import Tree
 
-from .paged import MIXED, SCALE, Paged, ancestors_of
-from .steps import Lane, make_step, same_bits, seeded
+from .paged import MIXED, SCALE, Paged
+from .steps import DEVICE, Lane, ancestors_of, make_step, on_device, same_bits, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.attention import triton as twin
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 everywhere = pytest.mark.gpu if DEVICE.type == "cuda" else pytest.mark.slow
 LONG = [
     Lane(1, 1, 70),
@@ -48,14 +47,6 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in ("WINDOW_TILES", "RUN_TILES"):
         tiles = {width: replace(t, context=32, rows=16) for width, t in getattr(twin, table).items()}
         monkeypatch.setattr(twin, table, tiles)
-
-
-def on_device(step: StateStep) -> StateStep:
-    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    moved = {name: getattr(step, name).to(DEVICE) for name in names}
-    if step.tree is not None:
-        moved["tree"] = Tree(step.tree.ancestors.to(DEVICE), step.tree.depths.to(DEVICE))
-    return replace(step, _made={}, **moved)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

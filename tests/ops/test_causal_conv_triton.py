@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +12,11 @@ from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.places import ConvState
 from holdfast.ops.step import Export, StateStep
 
-from .steps import Lane, conv_pool, make_step, seeded
+from .steps import DEVICE, Lane, conv_pool, make_step, on_device, random_tree, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.causal_conv import triton as twin
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if DEVICE.type == "cuda" else []
 
 LANES = [
@@ -36,11 +33,6 @@ LANES = [
 ]
 EXPORTS = (Export(9, 11, 64), Export(9, 12, 128), Export(5, 13, 16))
 FOLD_TO = [1, 10, 0, 3, 4, 5, 6, 0, 7, 8]
-
-
-def on_device(step: StateStep) -> StateStep:
-    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def pools(channels: int, width: int, seed: int) -> tuple[ConvState, ConvState]:
@@ -79,6 +71,21 @@ def test_plain(width: int, biased: bool) -> None:
     wanted = reference.causal_conv(x, weight, bias, pool, step)
     moved = None if bias is None else bias.to(DEVICE)
     got = twin.causal_conv(x.to(DEVICE), weight.to(DEVICE), moved, other, on_device(step))
+    real = real_tokens(step)
+    agree(got[real.to(DEVICE)], wanted[real])
+    agree(other.saved, pool.saved)
+    agree(other.ring, pool.ring)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_in_a_tree_a_node_sees_its_ancestors_only(width: int) -> None:
+    channels = 5
+    step = make_step(LANES, write_slots=FOLD_TO, exports=EXPORTS, tree=random_tree(LANES, width))
+    pool, other = pools(channels, width, width)
+    x = torch.randn(int(step.offsets[-1]), channels, generator=seeded(1))
+    weight = torch.randn(channels, width, generator=seeded(2))
+    wanted = reference.causal_conv(x, weight, None, pool, step)
+    got = twin.causal_conv(x.to(DEVICE), weight.to(DEVICE), None, other, on_device(step))
     real = real_tokens(step)
     agree(got[real.to(DEVICE)], wanted[real])
     agree(other.saved, pool.saved)

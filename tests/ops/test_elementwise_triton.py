@@ -44,6 +44,21 @@ def test_rms_norm_of_views() -> None:
     close(norm.rms_norm(x, weight, EPS)[1], reference.rms_norm(x, weight, EPS))
 
 
+def apart(x: torch.Tensor) -> torch.Tensor:
+    """The same, with room between heads, as queries have that lie beside their gates."""
+    return torch.cat([x, torch.full_like(x, torch.nan)], -1)[..., : x.shape[-1]]
+
+
+def test_norms_of_heads_that_lie_apart() -> None:
+    x, other, weight = noise(4, 3, 12, seed=1), noise(4, 3, 12, seed=3), noise(12, seed=2)
+    close(norm.rms_norm(apart(x), weight, EPS)[1], reference.rms_norm(x, weight, EPS))
+    summed, out = norm.rms_norm(x, weight, EPS, added=apart(other))
+    close(summed, x + other)
+    close(out, reference.rms_norm(x + other, weight, EPS))
+    for inputs in ((apart(x), other), (x, apart(other))):
+        close(norm.gated_rms_norm(*inputs, weight, EPS), reference.gated_rms_norm(x, other, weight, EPS))
+
+
 def test_rms_norm_of_a_sum() -> None:
     x, added, weight = noise(6, 40, seed=1), noise(6, 50, seed=3)[:, :40], noise(40, seed=2)
     before = x.clone()

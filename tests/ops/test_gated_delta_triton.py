@@ -13,14 +13,25 @@ from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.gated_delta.reference import GatedDelta
 from holdfast.ops.places import Checkpoints, ConvState, TemporalState
 from holdfast.ops.rounding import GREATEST
-from holdfast.ops.step import StateStep
 
-from .steps import GRID, WINDOW, Heads, Lane, conv_pool, delta_inputs, delta_pool, make_step, seeded
+from .steps import (
+    DEVICE,
+    GRID,
+    WINDOW,
+    Heads,
+    Lane,
+    conv_pool,
+    delta_inputs,
+    delta_pool,
+    make_step,
+    on_device,
+    random_tree,
+    seeded,
+)
 
 pytest.importorskip("triton")
 from holdfast.ops.gated_delta import triton as twin
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS = [Heads(2, 4, 16, 6), Heads(1, 1, 16, 4), Heads(3, 3, 16, 32), Heads(1, 3, 32, 16)]
 BESIDE = 20
 """Folds go to the slot so many further on."""
@@ -29,17 +40,13 @@ KV = (0, 1, 3, 2)
 """The twin stores [key, value], the logical order is [value, key]."""
 
 
-def on_device(step: StateStep) -> StateStep:
-    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
-
-
 def filled_pool(
     heads: Heads, lanes: list[Lane], seed: int, dtype: torch.dtype, decay: str, beside: int = BESIDE
 ) -> TemporalState:
     """Checkpoints and entries where the lanes have them, NaN everywhere else."""
     rows, slots = max(lane.row for lane in lanes), max(lane.slot for lane in lanes) + beside
-    pool = delta_pool(rows, slots, heads, dtype=dtype, swapped=True)
+    window = max(WINDOW, *(0 if lane.is_run else lane.count for lane in lanes))
+    pool = delta_pool(rows, slots, heads, dtype=dtype, swapped=True, window=window)
     generator = seeded(seed)
     for number, lane in enumerate(lanes):
         if not lane.row:
@@ -92,8 +99,17 @@ def agree(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
     assert float((got - wanted).norm()) <= tolerance * (1.0 + float(wanted.norm()))
 
 
-def compare(heads: Heads, lanes: list[Lane], *, seed: int, dtype: torch.dtype, decay: str) -> None:
-    step = on_device(make_step(lanes, write_slots=[lane.slot + BESIDE for lane in lanes]))
+def compare(
+    heads: Heads,
+    lanes: list[Lane],
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    decay: str,
+    tree: bool = False,
+) -> None:
+    branches = random_tree(lanes, seed) if tree else None
+    step = on_device(make_step(lanes, write_slots=[lane.slot + BESIDE for lane in lanes], tree=branches))
     inputs = delta_inputs(sum(lane.count for lane in lanes), heads, seed, decay)
     inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
     expected = filled_pool(heads, lanes, seed + 100, dtype, decay)
@@ -116,12 +132,13 @@ def lanes_at(window: int, seed: int) -> list[Lane]:
     """Cold, in the middle, about to fold, crossing a line, short, empty, and padding."""
     draws = seeded(seed)
     lengths = [3, GRID - 1, GRID, GRID + WINDOW - 1]
-    lanes = [Lane(row=1, count=window)]
+    lanes = [Lane(row=1, count=window, run=False)]
     for row, length in enumerate(lengths, start=2):
         base = GRID * int(torch.randint(0, 5, (), generator=draws))
-        lanes.append(Lane(row=row, count=window, position=base + length, base=base, slot=row))
+        lanes.append(Lane(row=row, count=window, position=base + length, base=base, slot=row, run=False))
     lanes.append(Lane(row=0, count=0))
-    lanes.append(Lane(row=6, count=max(window - 1, 0), position=GRID + 3, base=GRID, slot=6))
+    shorter = max(window - 1, 0)
+    lanes.append(Lane(row=6, count=shorter, position=GRID + 3, base=GRID, slot=6, run=False))
     lanes.append(Lane(row=7, count=0, position=2 * GRID, base=GRID, slot=7))
     return lanes
 
@@ -143,20 +160,39 @@ def test_a_checkpoint_of_one_byte(window: int) -> None:
     compare(Heads(1, 2, 16, 4), lanes_at(window, 9), seed=5, dtype=torch.int8, decay="mild")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+def test_in_a_tree_a_node_sees_its_ancestors_only(dtype: torch.dtype) -> None:
+    compare(Heads(1, 2, 16, 4), lanes_at(4, 3), seed=3, dtype=dtype, decay="mild", tree=True)
+
+
+@everywhere
+@pytest.mark.parametrize("window", [2, 7, 16])
+@pytest.mark.parametrize("decay", ["mild", "violent", "mixed"])
+def test_every_tree(window: int, decay: str) -> None:
+    for seed in range(3):
+        compare(Heads(1, 2, 16, 4), lanes_at(window, seed), seed=seed, decay=decay, tree=True)
+
+
 def test_a_step_of_nothing_but_folds() -> None:
     lanes = [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)]
     compare(Heads(1, 1, 16, 4), lanes, seed=6, dtype=torch.float32, decay="mild")
 
 
-def decoding(heads: Heads, copies: int, dtype: torch.dtype = torch.float32) -> None:
+def decoding(
+    heads: Heads,
+    copies: int,
+    dtype: torch.dtype = torch.float32,
+    at: list[Lane] | None = None,
+    grid: int = GRID,
+) -> None:
     """From projections to outputs, beside the reference; so many times the lanes."""
     width = 4
     lanes = [
         replace(lane, row=lane.row and lane.row + 10 * i, slot=lane.slot and lane.slot + 10 * i)
         for i in range(copies)
-        for lane in lanes_at(1, 3 + i)
+        for lane in at or lanes_at(1, 3 + i)
     ]
-    step = make_step(lanes, write_slots=[lane.slot + BESIDE * copies for lane in lanes])
+    step = make_step(lanes, write_slots=[lane.slot + BESIDE * copies for lane in lanes], grid=grid)
     keys, values = heads.keys * heads.key_dim, heads.values * heads.value_dim
     tokens, channels = sum(lane.count for lane in lanes), 2 * keys + values
     generator = seeded(5)
@@ -202,6 +238,17 @@ def test_a_token_goes_from_projection_to_output(dtype: torch.dtype) -> None:
 def test_with_many_lanes_folds_have_a_launch_of_their_own(dtype: torch.dtype) -> None:
     assert 5 * len(lanes_at(1, 1)) > twin.FEW_LANES
     decoding(Heads(1, 1, 16, 16), 5, dtype)
+
+
+def test_with_a_line_at_every_token_the_state_is_rewritten() -> None:
+    lanes = [Lane(1, 1), Lane(2, 1, 1, 0, 2), Lane(3, 1, 3, 2, 3), Lane(0, 0), Lane(4, 1, 18, 17, 4)]
+    decoding(Heads(1, 1, 16, 16), 5, at=lanes, grid=1)
+
+
+@everywhere
+@pytest.mark.parametrize("decay", ["mild", "mixed"])
+def test_a_window_as_long_as_a_line(decay: str) -> None:
+    compare(Heads(1, 2, 16, 4), lanes_at(GRID, 3), seed=3, decay=decay)
 
 
 @everywhere

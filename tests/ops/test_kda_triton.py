@@ -74,6 +74,18 @@ def test_a_narrow_checkpoint_is_rounded_before_it_is_used(window: int) -> None:
     compare(SMALL, windows_at(window, 9), seed=5, dtype=NARROW, decay="mild")
 
 
+def test_in_a_tree_a_node_sees_its_ancestors_only() -> None:
+    compare(SMALL, windows_at(4, 3), seed=3, decay="mild", tree=True)
+
+
+@everywhere
+@pytest.mark.parametrize("window", [2, 7, 16])
+@pytest.mark.parametrize("decay", ["mild", "violent", "mixed"])
+def test_every_tree(window: int, decay: str) -> None:
+    for seed in range(3):
+        compare(SMALL, windows_at(window, seed), seed=seed, decay=decay, tree=True)
+
+
 def test_a_step_of_nothing_but_folds() -> None:
     compare(SMALL, [Lane(row=2, count=0, position=2 * GRID, base=GRID, slot=2)], seed=6)
 

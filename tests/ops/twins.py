@@ -6,7 +6,7 @@ Whatever a step is not meant to read is NaN, and so is whatever it is not meant 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from holdfast.ops.journal import Inputs, Recurrence
 from holdfast.ops.places import Cells, Checkpoints, Place, TemporalState
 from holdfast.ops.step import Export, StateStep
 
-from .steps import GRID, WINDOW, Lane, make_step, seeded
+from .steps import DEVICE, GRID, WINDOW, Lane, make_step, on_device, random_tree, seeded
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NARROW = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no right bfloat16
 BESIDE = 20
 """Folds go to the slot so many further on."""
@@ -58,7 +57,8 @@ def filled_pool(
     twin: Twin, lanes: Sequence[Lane], seed: int, dtype: torch.dtype, decay: str, grid: int
 ) -> TemporalState:
     """Checkpoints and entries where the lanes have them, NaN everywhere else."""
-    rows, capacity = max(lane.row for lane in lanes) + 1, journal_capacity(grid, WINDOW)
+    longest = max((lane.count for lane in lanes if not lane.is_run), default=0)
+    rows, capacity = max(lane.row for lane in lanes) + 1, journal_capacity(grid, max(WINDOW, longest))
     saved = torch.full((EXPORTS + 8, *twin.state), torch.nan, dtype=dtype)
     none = twin.draw(0, 0, decay)
     rings = {
@@ -75,11 +75,6 @@ def filled_pool(
         for name, like in twin.entries.items():
             rings[name][lane.row, places] = held[like]
     return TemporalState(saved.to(DEVICE), {name: ring.to(DEVICE) for name, ring in rings.items()})
-
-
-def on_device(step: StateStep) -> StateStep:
-    names = ("rows", "counts", "offsets", "position", "base", "read_slot", "end_base", "write_slot")
-    return replace(step, _made={}, **{name: getattr(step, name).to(DEVICE) for name in names})
 
 
 def agree(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
@@ -117,14 +112,16 @@ def compare(
     dtype: torch.dtype = torch.float32,
     exports: Sequence[tuple[int, int]] = (),
     grid: int = GRID,
+    tree: bool = False,
 ) -> None:
-    """exports: (lane, line). Narrow checkpoints are rounded in the same places on both sides: what is left is the
-    noise of float32, and far less than one rounding that is missing."""
+    """exports: (lane, line);  tree: windows branch. Narrow checkpoints are rounded in the same places on both sides:
+    what is left is the noise of float32, and far less than one rounding that is missing."""
     step = make_step(
         lanes,
         write_slots=[lane.slot + BESIDE for lane in lanes],
         exports=tuple(Export(lane, EXPORTS + i, line) for i, (lane, line) in enumerate(exports)),
         grid=grid,
+        tree=random_tree(lanes, seed) if tree else None,
     )
     inputs = twin.draw(sum(lane.count for lane in lanes), seed, decay)
     inputs = {name: x.to(DEVICE) for name, x in inputs.items()}
@@ -179,12 +176,13 @@ def _run(
 def windows_at(window: int, seed: int, grid: int = GRID) -> list[Lane]:
     """Cold, in the middle, about to fold, crossing a line, short, empty, and padding."""
     draws = seeded(seed)
-    lanes = [Lane(row=1, count=window)]
+    lanes = [Lane(row=1, count=window, run=False)]
     for row, length in enumerate((min(3, grid - 1), grid - 1, grid, grid + WINDOW - 1), start=2):
         base = grid * int(torch.randint(0, 5, (), generator=draws))
-        lanes.append(Lane(row=row, count=window, position=base + length, base=base, slot=row))
+        lanes.append(Lane(row=row, count=window, position=base + length, base=base, slot=row, run=False))
     lanes.append(Lane(row=0, count=0))
-    lanes.append(Lane(row=6, count=max(window - 1, 0), position=grid + grid // 2, base=grid, slot=6))
+    shorter = max(window - 1, 0)
+    lanes.append(Lane(row=6, count=shorter, position=grid + grid // 2, base=grid, slot=6, run=False))
     lanes.append(Lane(row=7, count=0, position=2 * grid, base=grid, slot=7))
     return lanes
 

@@ -45,6 +45,8 @@ class Sail(pydantic.BaseModel):
 
 TOOLS: Any = [openai.pydantic_function_tool(Gauge), openai.pydantic_function_tool(Sail)]
 SCHEMAS = {"Gauge": Gauge, "Sail": Sail}
+LONG = {"name": "f", "parameters": {"properties": {"x": {"enum": ["x" * 150_000]}}}}
+UNIQUE = {"name": "f", "parameters": {"properties": {"x": {"type": "array", "uniqueItems": True}}}}
 
 
 def test_parse_gives_the_pydantic_model(client: openai.OpenAI) -> None:
@@ -75,6 +77,7 @@ def test_any_object(client: openai.OpenAI) -> None:
         ({"guided_regex": r"\d{2}:\d{2}"}, r"\d{2}:\d{2}"),
         ({"guided_choice": ["ebb", "flood"]}, "ebb|flood"),
         ({"guided_grammar": 'start: "x" "y"~2..4'}, "xy{2,4}"),
+        ({"guided_grammar": 'root ::= "x" y\ny ::= "y"{2,4}'}, "xy{2,4}"),
         ({"guided_json": {"enum": [1, 2]}}, "[12]"),
         ({"guided_json": '{"enum": [1, 2]}'}, "[12]"),
         ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
@@ -129,18 +132,31 @@ def test_a_call_that_is_named(client: openai.OpenAI, name: str) -> None:
 def test_calls_are_streamed(client: openai.OpenAI) -> None:
     options = COMMON | {"tools": TOOLS, "tool_choice": "required"}
     whole = client.chat.completions.create(**options).choices[0]
-    calls: dict[int, Any] = {}
+    names: list[str] = []
+    arguments: list[list[str]] = []
     for chunk in client.chat.completions.create(**options, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
-            assert call.index not in calls
-            calls[call.index] = call
+            if call.function.name:
+                assert call.id and call.type == "function" and call.index == len(names)
+                names.append(call.function.name)
+                arguments.append([])
+            assert call.index == len(names) - 1 and bool(call.id) == bool(call.function.name)
+            arguments[-1].append(call.function.arguments)
         assert not chunk.choices[0].delta.content
         reason = chunk.choices[0].finish_reason
-    assert reason == "tool_calls"
-    assert [calls[i].function for i in range(len(calls))] == [
-        type(calls[0].function)(name=call.function.name, arguments=call.function.arguments)
-        for call in whole.message.tool_calls
-    ]
+    assert reason == "tool_calls" and max(map(len, arguments)) > 3, "arguments come while they are written"
+    expected = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+    assert list(zip(names, map("".join, arguments), strict=True)) == expected
+
+
+def test_the_clients_helper_reads_the_pieces(client: openai.OpenAI) -> None:
+    options = COMMON | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    with client.chat.completions.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, (Gauge, Sail))
+    assert kinds.count("tool_calls.function.arguments.delta") > 3
+    assert kinds.count("tool_calls.function.arguments.done") == 1
 
 
 def test_tools_reach_the_model_and_none_hides_them(client: openai.OpenAI) -> None:
@@ -149,6 +165,15 @@ def test_tools_reach_the_model_and_none_hides_them(client: openai.OpenAI) -> Non
         for choice in ("auto", "none")
     ]
     assert used[0].prompt_tokens > used[1].prompt_tokens + 50
+
+
+def test_tools_are_counted_before_they_are_sent(client: openai.OpenAI) -> None:
+    asked = {"messages": MESSAGES, "tools": TOOLS}
+    counted = client.post("/../tokenize", cast_to=object, body=asked)
+    used = client.chat.completions.create(**COMMON | {"max_tokens": 1}, tools=TOOLS).usage
+    assert counted["count"] == used.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="tools is not for it to set"):
+        client.post("/../tokenize", cast_to=object, body=asked | {"chat_template_kwargs": {"tools": []}})
 
 
 def test_a_conversation_goes_on_after_a_call(client: openai.OpenAI) -> None:
@@ -198,6 +223,14 @@ def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:
         ),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools: 'Gauge' is there twice"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "function.name"),
+        (
+            {"tools": [{"type": "function", "function": LONG}], "tool_choice": "required"},
+            "tools has 150,",
+        ),
+        (
+            {"tools": [{"type": "function", "function": UNIQUE}], "tool_choice": "required"},
+            'tools.f.properties.arguments.properties.x: Unimplemented keys: ["uniqueItems"]',
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format has no json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objct"}}}},
@@ -210,6 +243,8 @@ def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:
             "guided_regex and guided_choice are both",
         ),
         ({"extra_body": {"structured_outputs": {"regx": "a"}}}, "regx"),
+        ({"extra_body": {"guided_decoding_backend": "x"}}, "forms are compiled by llguidance alone"),
+        ({"extra_body": {"ebnf": "x"}}, "ebnf is not supported: it is called guided_grammar"),
         ({"extra_body": {"guided_regex": "a", "min_tokens": 3}}, "min_tokens is not for structured answers"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},

@@ -120,7 +120,10 @@ class Mixing(nn.Module):
             known.append(0.7 * known[-1] + 0.3 * known[-1] @ LOGITS.softmax(-1))
         return torch.stack(known, 1).flatten(0, 1)
 
-    def keep(self, layers: tuple[Tensor, ...], batch: Any) -> None:
+    def context(self, layers: tuple[Tensor, ...]) -> None:
+        pass
+
+    def keep(self, context: None, batch: Any) -> None:
         pass
 
 
@@ -137,12 +140,14 @@ def answers(drafter: Drafter, params: SamplingParams) -> tuple[NDArray[np.int64]
     runner = Runner(Ensemble(model, drafter), LIMITS, torch.device("cpu"))
     rows = [Row(row) for row in range(1, ROWS + 1)]
     starts = (RowStart(r, 1, PROMPT, Slot(0), Slot(0), 0, params, r, len(PROMPT)) for r in rows)
-    prompts = tuple(RowWork(row, 1, len(PROMPT), Window(), 0) for row in rows)
-    windows = tuple(RowWork(row, 1, DEPTH + 1, Window(DEPTH), MOST - DEPTH - 1, MOST) for row in rows)
-    runner.launch(StepPlan(0, starts=tuple(starts), work=prompts, propose=DEPTH))
+    prompts = tuple(RowWork(row, 1, len(PROMPT), Window()) for row in rows)
+    windows = tuple(RowWork(row, 1, DEPTH + 1, Window(DEPTH)) for row in rows)
+    certain = {"positions": (0,) * ROWS, "uncertain": (0,) * ROWS}
+    anywhere = {"positions": (MOST - DEPTH - 1,) * ROWS, "uncertain": (MOST,) * ROWS}
+    runner.launch(StepPlan(0, starts=tuple(starts), work=prompts, propose=DEPTH, **certain))
     stood = []
     for step in range(1, ANSWER):  # each brings a token at least
-        runner.launch(StepPlan(step, work=windows, propose=DEPTH))
+        runner.launch(StepPlan(step, work=windows, propose=DEPTH, **anywhere))
         stood.append(int(runner.state.cursors.length.sum()))
     accepted = stood[0] - ROWS * (len(PROMPT) + 1)
     found = runner.tables.tokens[1:, len(PROMPT) : len(PROMPT) + ANSWER].numpy()

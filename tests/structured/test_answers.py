@@ -182,6 +182,22 @@ def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
     assert held[0].logprobs[0].top == free.top and held[0].logprobs[0].logprob < free.top[0][1]
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= verb " " noun{1,2}\nverb ::= "ebb" | "flow"\nnoun ::= [a-c]+ "."',
+        'start: verb " " noun~1..2\nverb: "ebb" | "flow"\nnoun: /[a-c]+/ mark\nmark: "." // not ::=',
+    ],
+    ids=["EBNF", "Lark"],
+)
+def test_grammars_of_both_syntaxes(grammar: str, llm: LLM) -> None:
+    params = SamplingParams(
+        structured=Structured(grammar=grammar), max_tokens=60, temperature=1.0, seed=4, n=3
+    )
+    for answer in llm.generate(["Tide"], params)[0].outputs:
+        assert re.fullmatch(r"(ebb|flow) ([a-c]+\.){1,2}", answer.text), answer.text
+
+
 def test_several_answers_to_one_prompt(llm: LLM) -> None:
     params = SamplingParams(structured=FORMS["choice"][0], n=6, temperature=1.5, seed=3)
     texts = [completion.text for completion in llm.generate(["Tide"], params)[0].outputs]
@@ -204,11 +220,25 @@ def test_several_answers_to_one_prompt(llm: LLM) -> None:
         ({"json": {"$ref": "file:///etc/passwd"}}, "structured.json: Resource 'file:///etc/passwd' is not"),
         ({"json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "structured.json: grammar size"),
         ({"json": {"enum": []}}, "structured.json: Unsatisfiable schema"),
+        ({"json": '{"items":' * 300 + "{}" + "}" * 300}, "structured.json: recursion limit exceeded"),
+        ({"grammar": "start: %json " + '{"items":' * 300 + "{}" + "}" * 300}, "recursion limit exceeded"),
         ({"regex": "a["}, 'structured.regex: at 1(8): invalid regex "a["'),
         ({"regex": "(?=a)b"}, "structured.regex: at 1(8)"),
         ({"grammar": "start: tide"}, 'structured.grammar: at 1(8): unknown name: "tide"'),
         ({"grammar": "strt: /a/"}, "structured.grammar: "),
+        (
+            {"grammar": 'start: %json {"type": "null"} | %json {"items": {"not": {}}}'},
+            'structured.grammar %json.items: Unimplemented keys: ["not"]',
+        ),
+        (
+            {"json": {"properties": {"a\nb": {"type": "objct"}}}},
+            "structured.json.properties.a b: Invalid type: objct",
+        ),
         ({"grammar": "start: /a"}, "structured.grammar: 2(1): lexer error"),
+        ({"grammar": 'root ::= "a'}, "structured.grammar: Unexpected end of input at line 1"),
+        ({"grammar": "root ::= ebb"}, "structured.grammar: Rule 'ebb' not found"),
+        ({"grammar": "root ::= " + "(" * 5000}, "structured.grammar: "),
+        ({"grammar": "root ::= [a]\n" * 2000}, "structured.grammar: 26,000 characters of EBNF; it may have"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(form: dict[str, Any], sentence: str, llm: LLM) -> None:

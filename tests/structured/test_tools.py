@@ -8,9 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.random_model import CONFIG, IM_START, random_model
+from tests.text.calls import joined
 
 from holdfast import LLM, SamplingParams, Structured
-from holdfast.grammar import Grammars
+from holdfast.grammar import GrammarError, Grammars
 from holdfast.text import AnswerReader, Tokenizer, Tool, ToolFormat
 from holdfast.text.tools import BareJson, ListedJson, Pythonic, Sections, TaggedJson, TaggedParameters
 
@@ -70,11 +71,11 @@ def test_whatever_is_drawn_is_a_call() -> None:
         assert output.finish_reason == "stop", output.text
         text = llm.tokenizer.decode(output.token_ids[:-1], skip_special_tokens=False)
         parts = AnswerReader(calls=format, tools=TOOLS).take(text, final=True)
-        calls = [part.call for part in parts if part.call]
-        assert len(calls) == len(parts) and (several or len(calls) == 1), text
-        for call in calls:
-            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
-        names |= {call.name for call in calls}
+        calls = joined(parts)
+        assert all(part.call for part in parts) and (several or len(calls) == 1), text
+        for name, arguments in calls:
+            jsonschema.validate(arguments, SCHEMAS[name])
+        names |= {name for name, _ in calls}
         numbers.append(len(calls))
     assert names == set(SCHEMAS) and max(numbers) > 2
 
@@ -101,6 +102,36 @@ def test_a_free_text_ends_at_its_mark(accepts: Any) -> None:
     assert accepts(grammar, begin + "x\n</parameter>\n<parameter=to>\ny\n</parameter>\n" + end)
     assert not accepts(grammar, begin + "x\n</parameter>\n<parameter=other>\ny\n</parameter>\n" + end)
     assert not accepts(grammar, "<tool_call>\n<function=say>\n" + end)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: type(format).__name__)
+def test_no_schema_of_a_tool_breaks_the_making_of_a_grammar(format: ToolFormat) -> None:
+    """Which is the server's; whether it can be followed is for the engine to say."""
+    for parameters in (
+        {"properties": {"a": True, "b": False}, "required": ["b"]},
+        {"properties": ["a"], "required": "a"},
+        {"properties": {"a": {"type": "string", "enum": 3}, "b": {"uniqueItems": False}}, "required": 3},
+        {"properties": None, "required": None, "$defs": {}},
+    ):
+        assert "start:" in format.grammar([Tool("f", parameters)], json.dumps, several=True)
+
+
+@pytest.mark.parametrize(
+    ("format", "place"),
+    [
+        (TaggedJson(), "tools.tag.properties.arguments.properties.x"),
+        (TaggedParameters(), "tools.tag.x"),
+        (Pythonic(), "tools.tag.x"),
+        (Sections(), "tools.tag.properties.x"),
+        (BareJson(), "tools.tag.properties.parameters.properties.x"),
+    ],
+)
+def test_a_tool_that_cannot_be_followed_is_named(format: ToolFormat, place: str) -> None:
+    unique = {"properties": {"x": {"type": "array", "uniqueItems": True}}, "title": "Tag"}
+    form = Structured(grammar=format.grammar([*TOOLS, Tool("tag", unique)], json.dumps, several=True))
+    with pytest.raises(GrammarError) as refused:
+        Grammars(random_model(), CONFIG["vocab_size"]).check(form)
+    assert str(refused.value) == f'{place}: Unimplemented keys: ["uniqueItems"]'
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.text.calls import joined
 
+from holdfast.text import Tool
 from holdfast.text.reader import AnswerReader, Part
 from holdfast.text.tools import (
     BareJson,
@@ -18,7 +19,6 @@ from holdfast.text.tools import (
     Sections,
     TaggedJson,
     TaggedParameters,
-    Tool,
     ToolFormat,
     tool_format,
 )
@@ -31,8 +31,10 @@ TOOLS = (
 )
 WEATHER = ("weather", {"city": "Bergen", "days": 3})
 ADD = ("add", {"a": 1.5, "b": -2})
+NO_NAMES = "<|tool_call_start|>[add(1, 2)]<|tool_call_end|>"
 NO_PYTHON = "<|tool_call_start|>import os<|tool_call_end|>"
 
+Calls = list[tuple[str, Any]]
 ANSWERS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = {
     "json": (
         TaggedJson(),
@@ -97,19 +99,93 @@ ANSWERS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, Any]]]] = {
     ),
     "a list with something else": (
         ListedJson("TOOLCALL"),
-        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL>',
-        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL>',
-        [],
+        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL> so',
+        "so",
+        [("add", {})],
     ),
+    "another order": (
+        ListedJson("TOOLCALL"),
+        '<TOOLCALL>[{"arguments": {"a": 1.5, "b": -2}, "name": "add"}, {"name": "stop"}]</TOOLCALL>',
+        "",
+        [ADD, ("stop", {})],
+    ),
+    "arguments and more": (
+        TaggedJson(),
+        '<tool_call>{"name": "f", "arguments": {"x": ["}\\"]", {}]}, "id": {"n": 3}}</tool_call> so',
+        "so",
+        [("f", {"x": ['}"]', {}]})],
+    ),
+    "JSON where parameters are expected": (
+        TaggedParameters(),
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1.5, "b": -2}}\n</tool_call>',
+        "",
+        [ADD],
+    ),
+    "parameters, none": (
+        TaggedParameters(),
+        "<tool_call><function=stop>\n</function></tool_call><tool_call><function=stop></tool_call>",
+        "",
+        [("stop", {}), ("stop", {})],
+    ),
+    "pythonic, brackets and commas in texts": (
+        Pythonic(),
+        """<|tool_call_start|>[go-to(x="a, )] \\" b", y=[{'k': (1, 2)}, ","],), stop()]<|tool_call_end|>""",
+        "",
+        [("go-to", {"x": 'a, )] " b', "y": [{"k": [1, 2]}, ","]}), ("stop", {})],
+    ),
+    "an empty block": (TaggedJson(), "<tool_call></tool_call>", "<tool_call></tool_call>", []),
     "no call": (TaggedJson(), "The tide < 3 m.\n<tool is a word. ", "The tide < 3 m.\n<tool is a word. ", []),
     "broken": (TaggedJson(), "<tool_call>{oops</tool_call> well", "<tool_call>{oops</tool_call>well", []),
     "cut off": (TaggedJson(), 'So: <tool_call>{"name": "wea', 'So:<tool_call>{"name": "wea', []),
+    "broken after arguments have begun": (
+        TaggedJson(),
+        'So: <tool_call>{"name": "add", "arguments": {"a": 1, oops</tool_call> well',
+        "So:well",
+        [("add", '{"a": 1, oops')],
+    ),
+    "cut off after arguments have begun": (
+        Sections(),
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|> {"a": 1, ',
+        "",
+        [("add", '{"a": 1, ')],
+    ),
+    "parameters, a text of lines and marks": (
+        TaggedParameters(),
+        '<tool_call><function=weather><parameter=city>\n\n"a"\\\n</b>\n\n</parameter></function></tool_call>',
+        "",
+        [("weather", {"city": '\n"a"\\\n</b>\n'})],
+    ),
+    "parameters, empty texts": (
+        TaggedParameters(),
+        "<tool_call><function=weather><parameter=city></parameter></function></tool_call><tool_call>"
+        "<function=weather><parameter=city>\n</parameter></function></tool_call>",
+        "",
+        [("weather", {"city": ""})] * 2,
+    ),
+    "parameters, cut off in a text": (
+        TaggedParameters(),
+        '<tool_call>\n<function=weather>\n<parameter=city>\nBer"gen\n',
+        "",
+        [("weather", '{"city": "Ber\\"gen')],
+    ),
+    "parameters, cut off": (
+        TaggedParameters(),
+        "<tool_call>\n<function=weather>\n<parameter=city>\nBergen\n</parameter>\n<parameter=days>\n3",
+        "",
+        [("weather", '{"city": "Bergen"')],
+    ),
+    "pythonic, broken": (
+        Pythonic(),
+        "<|tool_call_start|>[weather(city='Bergen', 3), add(a=1)]<|tool_call_end|>",
+        "",
+        [("weather", '{"city": "Bergen"')],
+    ),
+    "pythonic, no names": (Pythonic(), NO_NAMES, NO_NAMES, []),
     "broken python": (Pythonic(), NO_PYTHON, NO_PYTHON, []),
     "bare, but words": (BareJson(), "{this is no call}", "{this is no call}", []),
     "bare, words": (BareJson(), " <|python is a word", " <|python is a word", []),
 }
 every_answer = pytest.mark.parametrize(("format", "text", "content", "calls"), ANSWERS.values(), ids=ANSWERS)
-Calls = list[tuple[str, Any]]
 
 
 def read(format: ToolFormat | None, pieces: Sequence[str], **options: Any) -> tuple[str, str, Calls]:
@@ -119,7 +195,7 @@ def read(format: ToolFormat | None, pieces: Sequence[str], **options: Any) -> tu
     for piece in pieces:
         parts += reader.take(piece)
     parts += reader.take("", final=True)
-    calls = [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call]
+    calls = joined(parts)
     assert len(calls) == reader.num_calls
     return "".join(p.reasoning for p in parts), "".join(p.content for p in parts), calls
 
@@ -147,15 +223,39 @@ def test_after_thoughts(format: ToolFormat, text: str, content: str, calls: Call
 WORDS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<", "<tool", " ", "\n", "tide", "</", "{}"),
     *('{"name": "add", "arguments": {}}', "<|tool_call_start|>", "<|tool_call_end|>", "add(a=1)"),
+    *(
+        '{"name": "add", "arguments": {',
+        '"a": "}\\"{"',
+        ", ",
+        "}",
+        "}",
+        "]",
+        "[",
+        ";",
+        "add(",
+        "b='(,",
+        "'",
+        ")",
+    ),
+    *(
+        "<function=weather>",
+        "<parameter=city>\n",
+        "\n</parameter>",
+        "</function>",
+        "<TOOLCALL>",
+        "</TOOLCALL>",
+    ),
+    *(Sections.opening, Sections.begin, "functions.add:0", Sections.argument, Sections.end, Sections.closing),
 )
+FORMATS = (TaggedJson(), TaggedParameters(), Pythonic(), BareJson(), Sections(), ListedJson("TOOLCALL"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(words=st.lists(st.sampled_from(WORDS), max_size=9), data=st.data())
 def test_any_text_in_any_pieces(words: list[str], data: st.DataObject) -> None:
     """Whatever a model writes: nothing depends on where it was cut."""
     text = "".join(words)
-    format = data.draw(st.sampled_from([None, TaggedJson(), TaggedParameters(), Pythonic(), BareJson()]))
+    format = data.draw(st.sampled_from([None, *FORMATS]))
     options = {"thinks": data.draw(st.booleans()), "thinking": data.draw(st.booleans())}
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -167,6 +267,34 @@ def test_what_shows_is_not_held_back() -> None:
     assert [part.content for part in reader.take("Low water <")] == ["Low water"]
     assert [part.content for part in reader.take("b> at six <tool")] == [" <b> at six"]
     assert reader.take("_call>{}") == []
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "pieces"),
+    [
+        (
+            TaggedJson(),
+            '<tool_call>{"name": "weather", "arguments": {"city": "Bergen"}}</tool_call>',
+            ["", *'{"city": "Bergen"}'],
+        ),
+        (
+            ANSWERS["parameters"][0],
+            ANSWERS["parameters"][1],
+            ["", '{"city": "', *"Bergen", '"', ', "days": 3', "}"],
+        ),
+        (
+            Pythonic(),
+            "<|tool_call_start|>[weather(city='Bergen', days=3)]<|tool_call_end|>",
+            ["", '{"city": "Bergen"', ', "days": 3', "}"],
+        ),
+    ],
+    ids=["as it is written", "parameters", "pythonic"],
+)
+def test_arguments_come_while_they_are_written(format: ToolFormat, text: str, pieces: list[str]) -> None:
+    reader = AnswerReader(calls=format, tools=TOOLS)
+    calls = [part.call for char in text for part in reader.take(char) if part.call]
+    assert [call.arguments for call in calls] == pieces
+    assert [call.name for call in calls] == ["weather"] + [None] * (len(calls) - 1)
 
 
 def test_one_call_if_one_is_wanted() -> None:

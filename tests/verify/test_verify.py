@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import forms
+from tests.faults.fault import Fault
 from tests.faults.wrong_place import next_lanes_slots
 from tests.random_model import random_model
 from tests.spec.formats import WRITERS, Target
@@ -79,6 +81,29 @@ def test_a_planted_fault_is_found_and_can_be_seen_again(
     assert cli.main(words) == 0
 
 
+def test_answers_with_a_form(capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = verify(capsys, *cells("structured"))
+    assert status == 0 and told["structured"]["happened"]["masks"] > 50
+
+
+def test_a_model_without_a_tokenizer_has_no_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for file in random_model().iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    assert cli.main(["verify", str(tmp_path), "--quick", *cells("structured")]) == 0
+    assert "the model's directory has no tokenizer.json" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", forms.FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_of_forms_is_found(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault.plant(monkeypatch)
+    status, told = verify(capsys, *cells("structured"))
+    assert status == 1 and told["structured"]["result"] == "differs"
+
+
 def test_an_engine_that_breaks_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +169,7 @@ def test_the_matrix_itself() -> None:
     assert set(cell_names(quick=True)) < set(cell_names())
     assert set(cell_names(drafter=False)) < set(cell_names())
     wanted = {what for cell in CELLS for what in cell.must}
-    assert wanted == {"pre-emptions", "cancellations", "hits", "drafts"}
+    assert wanted == {"pre-emptions", "cancellations", "hits", "drafts", "masks"}
 
 
 TREE = {"topk": 2, "num_draft_tokens": 6}

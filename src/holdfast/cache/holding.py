@@ -42,8 +42,6 @@ class Holding:
     """The last checkpoint that its answer left behind; the next one replaces it."""
     publishes: bool = True
     """False after a reset: what it computed before belongs to the past."""
-    last_step: int = 0
-    """The latest step launched with this row."""
 
     def grants(self) -> Iterator[Grant]:
         """All that are outstanding."""

@@ -6,12 +6,12 @@ is launched and when it is collected, and what a row gives up in between comes b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 from ..config import Limits, pages_for
 from ..ids import PAD_SLOT, Page, Row, Slot
-from ..plan import Grant, PageMap, RowResult, StepResult
+from ..plan import Grant, PageMap, StepResult
 from ..request import Request
 from .audit import Audit, take_census
 from .chain import Label, chain_of, common_pages
@@ -57,6 +57,7 @@ class CacheManager:
         )
         self._holdings: dict[Row, Holding] = {}
         self._waiting: dict[int, list[Holding]] = {}  # by the step that they wait for
+        self._in_flight: dict[int, Container[Row]] = {}  # the rows of each step
         self._launched = 0
         self._collected = 0
 
@@ -119,6 +120,10 @@ class CacheManager:
         self._take_pages(holding, missing)
         return _page_maps(holding, first)
 
+    def room(self, row: Row) -> int:
+        """Tokens that its pages hold."""
+        return len(self._holdings[row].pages) * self._limits.page_size
+
     def grant(self, row: Row, line: int) -> Grant | None:
         """A slot for the fold of a window at `line`; None if there is none, or the last grant is still out."""
         holding = self._holdings[row]
@@ -137,8 +142,8 @@ class CacheManager:
     def release(self, row: Row) -> None:
         """Take back all that the row holds, once no step in flight has it."""
         holding = self._holdings.pop(row)
-        if holding.last_step > self._collected:
-            self._waiting.setdefault(holding.last_step, []).append(holding)
+        if step := self._last_step(row):
+            self._waiting.setdefault(step, []).append(holding)
         else:
             self._give_back(holding)
 
@@ -181,10 +186,9 @@ class CacheManager:
 
     # --- steps are launched and collected ---
 
-    def launched(self, step: int, rows: Iterable[Row]) -> None:
+    def launched(self, step: int, rows: Container[Row]) -> None:
         self._launched = step
-        for row in rows:
-            self._holdings[row].last_step = step
+        self._in_flight[step] = rows
 
     def commit(self, result: StepResult) -> None:
         """Label what the step published, and let go of what it was the last to read."""
@@ -195,13 +199,24 @@ class CacheManager:
         for grant in result.missed:
             if holding := self._tenant(grant.row, grant.generation):
                 self._checkpoints.take_back(holding, grant)
-        for row_result in result.rows:
-            if holding := self._tenant(row_result.row, row_result.generation):
-                self._advance(holding, row_result)
+        holdings, page_size, reused = self._holdings, self._limits.page_size, self.prefix_reuse
+        rows = zip(result.work, result.positions, result.bases, strict=True)
+        for (row, generation, _, _), position, base in rows:
+            holding = holdings.get(row)
+            if holding is None or holding.generation != generation:
+                holding = self._tenant(row, generation)
+                if holding is None:
+                    continue
+            holding.position = position
+            if base > holding.base:
+                self._note_fold(holding, base)
+            if reused and position >= (len(holding.path) + 1) * page_size:
+                self._publish_pages(holding, position)
 
     def collected(self, step: int) -> None:
         """Steps are collected in the order in which they were launched."""
         self._collected = step
+        self._in_flight.pop(step, None)
         for holding in self._waiting.pop(step, ()):
             self._give_back(holding)
 
@@ -210,7 +225,11 @@ class CacheManager:
         return self._slots.free.take_freed(), self._pages.free.take_freed()
 
     def in_flight(self, row: Row) -> bool:
-        return self._holdings[row].last_step > self._collected
+        return bool(self._last_step(row))
+
+    def _last_step(self, row: Row) -> int:
+        """In flight, of those with this row; 0 if there is none."""
+        return next((step for step, rows in reversed(self._in_flight.items()) if row in rows), 0)
 
     @property
     def any_in_flight(self) -> bool:
@@ -353,13 +372,11 @@ class CacheManager:
             label, page = Label((ordinal + 1) * page_size, chain[ordinal]), holding.pages[ordinal]
             path.append(self._tree.publish(path[-1] if path else None, label, page, holding.row))
 
-    def _advance(self, holding: Holding, result: RowResult) -> None:
-        self.counters.folds += result.base > holding.base
-        holding.position, holding.base = result.position, result.base
-        if holding.reading and holding.base > holding.reading.position:
+    def _note_fold(self, holding: Holding, base: int) -> None:
+        self.counters.folds += 1
+        holding.base = base
+        if holding.reading and base > holding.reading.position:
             self._checkpoints.stop_reading(holding)
-        if self.prefix_reuse:
-            self._publish_pages(holding, holding.position)
 
     # --- giving back ---
 

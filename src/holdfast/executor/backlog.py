@@ -3,17 +3,21 @@
 While nothing is drafted nobody asks it, so it only remembers what it will need. It catches up with many tokens at
 once: before it is asked again, before a row leaves or another joins (its pages may be given away, or found by the
 newcomer), and when it cannot remember more.
+
+A drafter that *trails* has cursors of its own meanwhile, which will pass the same lines, into the same slots, as the
+model's did. Therefore it also catches up before a slot is given to somebody while it may still read it, or write
+there; and before a row gets a second grant, for it can hold one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from ..config import Limits
-from ..ids import Row
-from ..plan import StepPlan
+from ..ids import Row, Slot
+from ..plan import Grant, StepPlan
 from ..spec.drafter import Drafter
 from .inputs import Buffer, Lanes
 
@@ -27,9 +31,13 @@ class Backlog:
     def __init__(self, drafter: Drafter | None, limits: Limits, told: Buffer) -> None:
         patience = 0 if drafter is None else drafter.patience
         self.most = min(patience, limits.max_num_batched_tokens // limits.max_num_seqs)
+        self.trails = drafter is not None and drafter.trails
         self.rows: list[Row] = []
         self.tokens = 0
-        self._told = told
+        self._told, self._grid = told, limits.fold_every
+        self._slots: dict[Row, set[Slot]] = {}  # that rows had since they started
+        self._lines: dict[Row, int] = {}  # for which they had grants, the last ones
+        self._holders: set[Row] = set()  # of grants that the drafter may not have come to yet
 
     def may_grow(self, plan: StepPlan, lanes: Lanes) -> bool:
         """By a step that drafts nothing, in which every row absorbs the one token that it knows."""
@@ -38,12 +46,44 @@ class Backlog:
         ones = lanes.longest_window == 1 and len(lanes.work) <= lanes.num_windows  # and no run beside them
         return ones and len(lanes.choices.choosers) == len(lanes.work)
 
-    def holds(self, rows: Sequence[Row]) -> bool:
-        """It is of these rows, and there is room for a token of each."""
-        return self.rows == rows and self.tokens < self.most
+    def holds(self, plan: StepPlan, lanes: Lanes) -> bool:
+        """It is of these rows, there is room for a token of each, and what is granted does not meet what it is
+        behind with."""
+        if self.tokens >= self.most or self.rows != [work.row for work in lanes.work]:
+            return False
+        if not (self.trails and plan.grants):
+            return True
+        positions = dict(zip(self.rows, lanes.positions, strict=True))
+        return all(self._goes_with(grant, positions) for grant in plan.grants)
 
-    def grow(self, rows: list[Row]) -> None:
-        self.rows, self.tokens = rows, self.tokens + 1
+    def _goes_with(self, grant: Grant, positions: Mapping[Row, int]) -> bool:
+        """One whose line the model has passed is missed by it, but not by whoever comes later."""
+        if grant.row in self._holders or grant.line <= positions.get(grant.row, grant.line):
+            return False
+        return not any(grant.slot in slots for slots in self._slots.values())
+
+    def grow(self, lanes: Lanes) -> None:
+        if not self.tokens:
+            self.rows = [work.row for work in lanes.work]
+            standing = zip(self.rows, lanes.positions, lanes.uncertain, strict=True)
+            self._holders = {
+                row
+                for row, most, uncertain in standing
+                if self._lines.get(row, 0) > most - uncertain - 2 * self._grid
+            }
+        self.tokens += 1
+
+    def heard(self, plan: StepPlan) -> None:
+        """Of slots that rows have from this step on."""
+        if not self.trails:
+            return
+        for start in plan.starts:
+            self._slots[start.row] = {start.own_slot, start.read_slot}
+            self._lines.pop(start.row, None)
+        for grant in plan.grants:
+            self._slots[grant.row].add(grant.slot)
+            self._lines[grant.row] = grant.line
+            self._holders.add(grant.row)
 
     def clear(self) -> None:
         self.rows, self.tokens = [], 0

@@ -21,6 +21,20 @@ class Recording:
     result: Any
 
 
+class Rehearsal:
+    """As `Graphs`, but all is done once, and then over."""
+
+    def __init__(self) -> None:
+        self._done: dict[Hashable, Any] = {}
+
+    def record(self, key: Hashable, work: Callable[[], object]) -> None:
+        self._done[key] = work()
+
+    def run(self, key: Hashable, work: Callable[[], T]) -> T:
+        result: T = self._done[key]
+        return result
+
+
 class Graphs:
     def __init__(self) -> None:
         self._recorded: dict[Hashable, Recording] = {}

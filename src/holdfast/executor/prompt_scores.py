@@ -9,7 +9,7 @@ from torch import Tensor
 from ..ids import Row
 from ..layers.batch import Batch
 from ..models.base import CausalLM
-from ..plan import RowStart, RowWork
+from ..plan import RowStart
 from ..request import TokenLogprob
 from .inputs import Buffer, Lanes
 from .logprobs import Logprobs, join, score
@@ -24,10 +24,10 @@ class Ask:
     end: int
     alternatives: int
 
-    def scored_by(self, work: RowWork) -> range:
+    def scored_by(self, position: int, tokens: int) -> range:
         """The tokens that this work leads to. The one after its last is among them: it is known, and may come
         in a later step. Of a prompt, the host's position is the device's: nothing in it is uncertain."""
-        return range(max(self.first, work.position + 1), min(self.end, work.position + work.tokens + 1))
+        return range(max(self.first, position + 1), min(self.end, position + tokens + 1))
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,23 @@ class PromptScorer:
 
     def score(self, hidden: Tensor, batch: Batch, lanes: Lanes) -> PromptScores | None:
         """From hidden states [tokens, hidden]; None if no lane asks, and then nothing is computed."""
-        counts, flat = self._take_asks(lanes.work) if self._asks else ({}, [])
+        counts, flat = self._take_asks(lanes) if self._asks else ({}, [])
         if not flat:
             return None
         most = max(alternatives for _, alternatives in counts.values())
         blocks = self._places.fill(flat, lanes.turn).split(self._block)
         return PromptScores(counts, join([self._score(at, hidden, batch, lanes, most) for at in blocks]))
 
-    def _take_asks(self, lane_work: tuple[RowWork, ...]) -> tuple[dict[int, tuple[int, int]], list[int]]:
+    def _take_asks(self, lanes: Lanes) -> tuple[dict[int, tuple[int, int]], list[int]]:
         """How much each lane wants; and where in the flat batch are the hidden states that lead to it."""
         counts: dict[int, tuple[int, int]] = {}
         flat: list[int] = []
         offset = 0
-        for lane, work in enumerate(lane_work):
+        for lane, (work, stands) in enumerate(zip(lanes.work, lanes.positions, strict=True)):
             if ask := self._asks.get(work.row):
-                scored = ask.scored_by(work)
+                scored = ask.scored_by(stands, work.tokens)
                 counts[lane] = (len(scored), ask.alternatives)
-                flat += [offset + position - 1 - work.position for position in scored]
+                flat += [offset + position - 1 - stands for position in scored]
                 if scored.stop == ask.end:
                     del self._asks[work.row]
             offset += work.tokens

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
-from ..plan import Grant, RowResult, RowWork, StepPlan, StepResult
+from ..plan import Grant, RowWork, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
 from .prompt_scores import PromptScores
 from .sampler import Chosen
+
+Numbers = NDArray[np.int64]
 
 
 class Fetch:
@@ -108,32 +113,18 @@ class InFlight:
     def result(self) -> StepResult:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
+        kept, made = self._kept(accepted, proposed, tokens)
         work = self.lanes.work
-        kept, made = (
-            [slice(0)] * len(work),
-            [0] * len(work),
-        )  # of each lane: its tokens, and drafts that were made
-        for lane, begin, i in self._choosers():
-            kept[lane], made[lane] = slice(begin, begin + accepted[i] + 1), proposed[i]
-        logprobs = self._logprobs(kept)
-        prompt_logprobs = self.prompt_scores.read() if self.prompt_scores else {}
         return StepResult(
             step=self.plan.step,
-            rows=tuple(
-                RowResult(
-                    row=work.row,
-                    generation=work.generation,
-                    position=position[lane],
-                    tokens=tuple(tokens[kept[lane]]),
-                    logprobs=logprobs.get(lane, ()),
-                    prompt_logprobs=prompt_logprobs.get(lane, ()),
-                    base=base[lane],
-                    window=work.window,
-                    proposed=made[lane],
-                    failed=work.row in self.failed,
-                )
-                for lane, work in enumerate(work)
-            ),
+            work=work,
+            positions=position[: len(work)].tolist(),  # lanes without work are padding
+            bases=base[: len(work)].tolist(),
+            tokens=kept,
+            proposed=made,
+            logprobs=self._by_row(self._logprobs(kept)),
+            prompt_logprobs=self._by_row(self.prompt_scores.read() if self.prompt_scores else {}),
+            failed=self.failed,
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
@@ -142,7 +133,7 @@ class InFlight:
 
     def chosen_tokens(self) -> Iterator[LaneChose]:
         """Of each lane that chooses. Waits for the step."""
-        *_, accepted, _, tokens = self._told()
+        *_, accepted, _, tokens = (part.tolist() for part in self._told())
         drafts, *parents = (part.tolist() for part in self.drafts.wait()) if self.drafts else ([],)
         for lane, begin, i in self._choosers():
             yield LaneChose(
@@ -152,12 +143,12 @@ class InFlight:
                 parents[0][i] if parents else range(len(drafts[i]) if drafts else 0),
             )
 
-    def _told(self) -> tuple[list[int], ...]:
-        """The parts of the report."""
+    def _told(self) -> tuple[Numbers, ...]:
+        """The parts of the report. Few steps need all of them as lists."""
         lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
-        sizes = [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]
+        ends = list(accumulate([0] + [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]))
         [told] = self.report.wait()
-        return tuple(part.tolist() for part in told.split_with_sizes(sizes))
+        return tuple(told.numpy()[begin:end] for begin, end in pairwise(ends))
 
     def _choosers(self) -> Iterator[tuple[int, int, int]]:
         """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""
@@ -169,21 +160,36 @@ class InFlight:
         alone = len(self.plan.starts) == len(self.plan.work)
         return self.laps.lap(self.begun, self.ended, alone=alone)
 
-    def _logprobs(self, kept: list[slice]) -> dict[int, tuple[TokenLogprob, ...]]:
+    def _kept(
+        self, accepted: Numbers, proposed: Numbers, tokens: Numbers
+    ) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Of each lane: its tokens, and how many drafts had been made."""
+        work, choices = self.lanes.work, self.lanes.choices
+        chosen, made = tokens.tolist(), [0] * len(work)
+        if not choices.drafts.most and len(choices.choosers) == len(work):
+            return list(zip(map(chosen.__getitem__, choices.begins), strict=True)), made
+        kept: list[tuple[int, ...]] = [()] * len(work)
+        count, proposals = accepted.tolist(), proposed.tolist()
+        for lane, begin, i in self._choosers():
+            kept[lane], made[lane] = tuple(chosen[begin : begin + count[i] + 1]), proposals[i]
+        return kept, made
+
+    def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""
         if self.chosen.logprobs is None:
             return {}
-        scored = self.chosen.logprobs.read()
+        scored, begins = self.chosen.logprobs.read(), self.lanes.choices.begins
         return {
-            lane: tuple(logprob.best(count) for logprob in scored[kept[lane]])
-            for lane, count in self.chosen.wanted.items()
+            lane: tuple(logprob.best(wanted) for logprob in scored[begin : begin + len(kept[lane])])
+            for lane, begin in zip(self.lanes.choices.choosers, begins, strict=True)
+            if (wanted := self.chosen.wanted.get(lane)) is not None
         }
 
-    def _grants(self, flags: list[int]) -> tuple[Grant, ...]:
-        if not any(flags):
-            return ()
-        return tuple(
-            self.grants[work.row]
-            for work, flag in zip(self.lanes.work, flags, strict=False)  # lanes without work are padding
-            if flag and work.row in self.grants
-        )
+    def _by_row(
+        self, by_lane: Mapping[int, tuple[TokenLogprob, ...]]
+    ) -> Mapping[Row, tuple[TokenLogprob, ...]]:
+        return {self.lanes.work[lane].row: scored for lane, scored in by_lane.items()}
+
+    def _grants(self, flags: Numbers) -> tuple[Grant, ...]:
+        rows = (self.lanes.work[lane].row for lane in flags[: len(self.lanes.work)].nonzero()[0])
+        return tuple(self.grants[row] for row in rows if row in self.grants)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import sub
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from ..config import Limits
 from ..grammar import Grammars
 from ..layers.batch import Batch
+from ..memory.accesses import Use
 from ..memory.inspection import Inspection
 from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
@@ -24,7 +27,7 @@ from ..progress import Progress
 from ..spec.ensemble import Ensemble
 from .backlog import Backlog
 from .constraints import Constraints
-from .graphs import Graphs
+from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, Mark, report
@@ -36,10 +39,12 @@ from .tables import RowTables
 
 @dataclass(frozen=True)
 class Passed:
+    """Without logits: every recording keeps what it gives, and those are large."""
+
     batch: Batch
     hidden: Tensor
-    logits: Tensor
-    """[S, vocab], for `lanes.choices`"""
+    uses: tuple[Use, ...]
+    """Of state, by a uniform step under the sanitizer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class Runner:
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
         self.backlog = Backlog(patient, limits, self.inputs.behind)
+        self._max_window, self._most_tokens = limits.max_window, limits.max_num_batched_tokens
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -93,29 +99,37 @@ class Runner:
     @torch.inference_mode()
     def record(self) -> None:
         """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
-        with Progress(
-            "Recording", len(self.shapes), lambda: f"{bar.done} of {len(self.shapes)} shapes"
-        ) as bar:
-            for shape in sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True):
-                self._record(shape)
+        shapes = sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True)
+        self.model.ops.compile_ahead(partial(self._rehearse, shapes))
+        with Progress("Recording", len(shapes), lambda: f"{bar.done} of {len(shapes)} shapes") as bar:
+            for shape in shapes:
+                self._record(shape, self.graphs)
                 bar.advance()
 
-    def _record(self, shape: Shape) -> None:
+    def _rehearse(self, shapes: Sequence[Shape]) -> None:
+        """And a prompt's run, of a length that 16 divides and of one that it does not: kernels tell them apart."""
+        for shape in shapes:
+            self._record(shape, Rehearsal())
+        for tokens in (320, 331) if shapes and self.sanitizer is None else ():
+            if self._max_window < tokens <= self._most_tokens:
+                lanes = self.inputs.run_of_padding(tokens)
+                self._end(self._pass(lanes), lanes, Needs())
+
+    def _record(self, shape: Shape, graphs: Graphs | Rehearsal) -> None:
         lanes = self.inputs.padding(shape)
         for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
             key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
-            self.graphs.record(key, work)
-            passed = self.graphs.run(key, work)
+            graphs.record(key, work)
+            passed = graphs.run(key, work)
             for needs in RECORDED:
-                self.graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
+                graphs.record(("end", shape, absorbs, needs), partial(self._end, passed, lanes, needs))
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
-                self.graphs.record(
-                    ("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth)
-                )
+                graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
-            behind = self.backlog.on_device(shape.lanes, turn=0)
-            self.graphs.record(("catch up", shape.lanes), partial(self._catch_up, *behind, self.backlog.most))
+            rows, missed = self.backlog.on_device(shape.lanes, turn=0)
+            most = self._max_window if self.backlog.trails else self.backlog.most
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, most))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -123,6 +137,8 @@ class Runner:
         lanes = self.inputs.fill(plan)
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
+        if self.sanitizer and lanes.uniform:
+            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -160,37 +176,53 @@ class Runner:
     def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
         adds to it."""
-        backlog, rows = self.backlog, [work.row for work in lanes.work]
+        backlog = self.backlog
+        if not backlog.most:
+            return True
         grows = backlog.may_grow(plan, lanes)
-        if backlog.tokens and not (grows and backlog.holds(rows)):
-            size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
-            behind = backlog.on_device(size or len(backlog.rows), plan.step)
-            most = backlog.most if size else backlog.tokens
-            self.graphs.run(("catch up", size), lambda: self._catch_up(*behind, most))
-            backlog.clear()
+        if backlog.tokens and not (grows and backlog.holds(plan, lanes)):
+            self._clear_backlog(plan.step)
         if grows:
-            backlog.grow(rows)
+            if backlog.trails and not backlog.tokens:
+                self.state.trail()
+            backlog.grow(lanes)
+        backlog.heard(plan)
         return not grows
 
-    def _catch_up(self, rows: Tensor, counts: Tensor, most: int) -> None:
-        self.speculation.catch_up(rows, counts, most, self.state, self.kv)
+    def _clear_backlog(self, turn: int) -> None:
+        backlog = self.backlog
+        size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
+        rows, missed = backlog.on_device(size or len(backlog.rows), turn)
+        most, passes = backlog.most if size else backlog.tokens, 1
+        if backlog.trails:
+            most = self._max_window
+            passes = 1 + math.ceil((backlog.tokens - 1) / most)
+        for _ in range(passes):
+            self.graphs.run(("catch up", size), lambda: self._catch_up(rows, missed, most))
+        backlog.clear()
+
+    def _catch_up(self, rows: Tensor, missed: Tensor, most: int) -> None:
+        by = self.speculation
+        (by.catch_up_behind if self.backlog.trails else by.catch_up)(rows, missed, most, self.state, self.kv)
 
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
         hidden = self.ensemble(batch, absorbs)
-        chosen = hidden if lanes.uniform else hidden[lanes.choices.after]  # then it is after every token
-        return Passed(batch, hidden, self.model.logits(chosen))
+        return Passed(batch, hidden, self.sanitizer.uses() if self.sanitizer else ())
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
     ) -> Ended:
-        """From logits to tokens; cursors move."""
-        batch = passed.batch
-        sampled = self.sampler.choose(passed.logits, batch.positions, lanes, needs, masks)
+        """Tokens are chosen; cursors move."""
+        batch, hidden = passed.batch, passed.hidden
+        logits = self.model.logits(
+            hidden if lanes.uniform else hidden[lanes.choices.after]
+        )  # or after every one
+        sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
-        self._settle(batch, lanes, sampled, verified, committed, number)
+        self._settle(passed, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
@@ -228,6 +260,7 @@ class Runner:
             window_tokens=lanes.window_tokens,
             exports=lanes.export_lanes,
             tree=self.speculation.trees.of(lanes) if self.speculation.trees else None,
+            uniform=lanes.uniform,
         )
         rows, positions, tokens = self.model.ops.absorbed(
             self.tables.tokens, lanes.rows, lanes.counts, step.position, lanes.lane, lanes.offset
@@ -238,7 +271,7 @@ class Runner:
 
     def _settle(
         self,
-        batch: Batch,
+        passed: Passed,
         lanes: Lanes,
         sampled: Chosen,
         verified: Verified,
@@ -247,23 +280,34 @@ class Runner:
     ) -> None:
         if self.sanitizer is None:
             return
-        choices = lanes.choices
-        chose = list(choices.choosers) if lanes.uniform else slice(None)
+        batch, choices = passed.batch, lanes.choices
+        if lanes.uniform:
+            self.sanitizer.single_tokens.settle(
+                passed.uses,
+                batch.step,
+                tokens=batch.tokens,
+                tell=choices.drafts.tell,
+                chosen=sampled.tokens,
+                used=committed.used,
+            )
+            return
         self.sanitizer.settle(
             Done(
                 number=step,
                 step=batch.step,
                 work=lanes.work,
+                most=lanes.positions,
+                least=tuple(map(sub, lanes.positions, lanes.uncertain)),
                 tokens=batch.tokens,
                 places=batch.step.places_of(len(batch.tokens))[1],
                 choosers=choices.choosers,
-                chosen=choices.drafts.by_lane(sampled.tokens)[chose],
-                accepted=verified.accepted[chose],
+                chosen=choices.drafts.by_lane(sampled.tokens),
+                accepted=verified.accepted,
                 granted={
                     lane: grant
                     for lane, work in enumerate(lanes.work)
                     if (grant := self._grants.get(work.row))
-                    and grant.line > work.position - work.uncertain - self.state.grid
+                    and grant.line > lanes.positions[lane] - lanes.uncertain[lane] - self.state.grid
                 },
                 used=committed.used,
                 exports=lanes.exports,
@@ -276,5 +320,8 @@ class Runner:
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
+        if lanes.uniform:
+            fetched = Fetch(self.sanitizer.single_tokens.found)
+            return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -16,7 +16,7 @@ from ..ops.backend import Ops
 from ..ops.sampling.reference import SamplingRows
 from ..plan import RowStart
 from ..request import SamplingParams
-from .inputs import Buffer, Lanes
+from .inputs import Buffer, Choices, Lanes
 from .logprobs import Logprobs, score
 from .tables import RowTables
 
@@ -66,16 +66,22 @@ class Sampler:
         self._params: dict[Row, SamplingParams] = {}
         self._kinds: dict[Row, tuple[bool, ...]] = {}
         """The fields of Needs, of one row."""
+        self._before: tuple[Choices, Needs] | None = None
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         for start in starts:
+            self._before = None
             p = self._params[start.row] = start.params
             scored, constrained = p.logprobs is not None, p.structured is not None
             self._kinds[start.row] = (p.draws, p.truncates, p.adjusts, scored, constrained)
 
     def needs(self, lanes: Lanes) -> Needs:
+        if self._before and self._before[0] is lanes.choices:
+            return self._before[1]
         kinds = {self._kinds[lanes.work[lane].row] for lane in lanes.choices.choosers}
-        return Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
+        needs = Needs(*map(any, zip(*kinds, strict=True))) if kinds else Needs()
+        self._before = lanes.choices, needs
+        return needs
 
     def choose(
         self, logits: Tensor, positions: Tensor, lanes: Lanes, needs: Needs, masks: Masks | None = None
@@ -118,19 +124,19 @@ class Sampler:
 
     def _adjust(self, logits: Tensor, rows: Tensor, position: Tensor, lanes: Lanes) -> Tensor:
         """A copy in which the rows that ask for it are adjusted."""
-        choosing = zip(lanes.choices.begins, (lanes.work[i] for i in lanes.choices.choosers), strict=True)
         asking = {
-            begin + place: work
-            for begin, work in choosing
-            if self._params[work.row].adjusts
-            for place in range(work.window.most_chosen)
+            begin + place: lane
+            for begin, lane in zip(lanes.choices.begins, lanes.choices.choosers, strict=True)
+            if self._params[lanes.work[lane].row].adjusts
+            for place in range(lanes.work[lane].window.most_chosen)
         }
         places = self._adjusted.fill(list(asking), lanes.turn)
-        lengths = (w.position + w.tokens for w in asking.values() if self._params[w.row].penalises)
+        rows_asking = {lane: lanes.work[lane].row for lane in asking.values()}
+        penalised = [lane for lane, row in rows_asking.items() if self._params[row].penalises]
         adjustments = self._tables.adjustments(
             rows[places],
             position[places],
-            entries=max(self._tables.num_entries(work.row) for work in asking.values()),
-            history=max(lengths, default=0),
+            entries=max(map(self._tables.num_entries, rows_asking.values())),
+            history=max(map(lanes.end, penalised), default=0),
         )
         return logits.float().index_copy(0, places, self._ops.adjust(logits[places], adjustments))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ..layers.batch import Batch
@@ -55,6 +56,36 @@ class Speculation:
         tokens, positions = self._tables.tokens[places], places[1]
         self.drafter.catch_up(Batch(tokens=tokens, positions=positions, step=step, state=state, kv=kv))
 
+    def catch_up_behind(
+        self, rows: Tensor, missed: Tensor, window: int, state: StatePool, kv: KVPool
+    ) -> None:
+        """The drafter absorbs as many of the `missed` tokens of each row as a window has, from where it stands; they
+        become fewer. The last of them by itself: it then folds as the model did."""
+        assert self.drafter is not None
+        lanes = len(rows)
+        counts = torch.where(missed > 1, (missed - 1).clamp(max=window), missed)
+        lane = torch.arange(lanes, device=rows.device)
+        step = state.begin(
+            rows=rows,
+            counts=counts,
+            offsets=torch.arange(0, (lanes + 1) * window, window, device=rows.device),
+            num_windows=lanes,
+            longest_window=window,
+            window_tokens=lanes * window,
+            cursors=state.trailing,
+        )
+        lane, offset = (
+            each.flatten()
+            for each in torch.meshgrid(lane, torch.arange(window, device=rows.device), indexing="ij")
+        )
+        row, positions, tokens = self._ops.absorbed(
+            self._tables.tokens, rows, counts, step.position, lane, offset
+        )
+        step = replace(step, token_places=(row, positions))
+        self.drafter.catch_up(Batch(tokens=tokens, positions=positions, step=step, state=state, kv=kv))
+        state.commit(step=step, accepted=counts, cursors=state.trailing)
+        missed -= counts
+
     def propose(
         self,
         depth: int,
@@ -71,11 +102,10 @@ class Speculation:
             return None
         rows = choices.drafts.tell
         here = state.look_ahead(rows=rows)
-        ends = (lanes.work[lane].position + lanes.work[lane].tokens for lane in choices.choosers)
         step = VerifiedStep(
             here=here,
             tokens=table,
-            longest=table.shape[1] - 1 if lanes.uniform else max(ends),
+            longest=table.shape[1] - 1 if lanes.uniform else max(map(lanes.end, choices.choosers)),
             depth=depth,
             choose=sampler.guesser(rows, here.position, needs),
             state=state,

@@ -88,6 +88,12 @@ class CapacityPlan:
             parts.activations,
             f"an estimate, {limits.max_num_batched_tokens:,} tokens a step",
         )
+        if parts.graphs:
+            yield (
+                "graphs",
+                parts.graphs,
+                f"an estimate, recorded steps of up to {limits.max_num_seqs:,} requests",
+            )
         if parts.sanitizer:
             yield "sanitizer", parts.sanitizer, f"{self.config.sanitizer}"
         yield "total", parts.total, self._share_of_memory()

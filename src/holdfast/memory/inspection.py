@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..corruption import Finding
+from .single_tokens import SingleTokens
 from .stamps import Name, position_of
 
 
@@ -52,15 +53,33 @@ class Inspection:
     def __init__(self, step: int, generations: Mapping[int, int], checks: Sequence[Check]) -> None:
         self._step, self._checks = step, checks
         self._generations = dict(generations)  # as they were: a row may have another tenant when this is read
-        self._bad = torch.cat([check.wrong.view(-1) for check in checks]).any()
+        self._bad = torch.cat([check.wrong.view(-1) for check in checks]).any() if checks else None
 
     def findings(self) -> tuple[Finding, ...]:
         """The first of each check and row. Waits for the device."""
-        if not bool(self._bad):
-            return ()
         found: dict[tuple[str, int], Finding] = {}
-        for check in self._checks:
+        for check in self._checks if self._bad is not None and bool(self._bad) else ():
             for state, i in check.wrong.view(-1, max(1, check.place.numel())).nonzero().tolist():
                 if (key := (check.what, check.row(i))) not in found:
                     found[key] = check.finding(state, i, self._step, self._generations)
         return tuple(found.values())
+
+
+class RecordedInspection(Inspection):
+    """Of a uniform step, whose own checks were made with it. Others are of what came before it."""
+
+    def __init__(
+        self,
+        step: int,
+        generations: Mapping[int, int],
+        checks: Sequence[Check],
+        single_tokens: SingleTokens,
+        recorded: Callable[[], Tensor],
+    ) -> None:
+        super().__init__(step, generations, checks)
+        self._single_tokens, self._recorded = single_tokens, recorded
+
+    def findings(self) -> tuple[Finding, ...]:
+        own = self._single_tokens.findings(self._recorded(), self._step, self._generations)
+        first = {(finding.what, finding.row): finding for finding in reversed(own)}
+        return (*super().findings(), *first.values())

@@ -12,7 +12,7 @@ Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -22,23 +22,22 @@ from torch import Tensor
 from ..config import Limits, pages_for
 from ..ops.places import Cells, Checkpoints, Context, PagePlaces, Transfer
 from ..ops.step import StateStep
+from ..ops.transfer import to_device
 from ..plan import Grant, PageMap, RowStart, RowWork, StepPlan
-from .accesses import Accesses, Group
-from .inspection import Check, Inspection
+from .accesses import Accesses, Group, Use
+from .inspection import Check, Inspection, RecordedInspection
 from .kv_pool import KVPool
 from .poison import Poison
+from .single_tokens import NOBODY, SingleTokens
 from .stamps import VOID, Chains, Name, Stamps
 from .state_pool import StatePool
-
-NOBODY = -1
-"""The owner of a place that must not be written."""
 
 
 @dataclass(frozen=True)
 class Done:
     """A step, as the runner made it from its plan.
 
-    work               of each lane
+    work               of each lane;  most, least  where the plan means it to stand
     tokens, places     [T] of the flat batch; a place is a position, but for the nodes of a tree
     choosers           lanes that chose tokens;  chosen  [C, D + 1]: after the last known token, and each draft
     accepted           [C]: drafts that are certain now
@@ -49,6 +48,8 @@ class Done:
     number: int
     step: StateStep
     work: tuple[RowWork, ...]
+    most: tuple[int, ...]
+    least: tuple[int, ...]
     tokens: Tensor
     places: Tensor
     choosers: tuple[int, ...]
@@ -118,6 +119,18 @@ class Sanitizer:
         self._poison = Poison(state, kv) if poison else None
         self._accesses = Accesses(slots=self._slots, rings=self._rings, pages=self._pages)
         self._accesses.watch(state, kv)
+        self.single_tokens = SingleTokens(
+            slots=self._slots,
+            pages=self._pages,
+            page_size=limits.page_size,
+            stand=self._stand,
+            tickets=self._tickets,
+            slot_owner=self._slot_owner,
+            page_owner=self._page_owner,
+            chain=self._chains.table,
+            keys=self._chains.keys,
+        )
+        """Of uniform steps."""
 
     # --- before a step: what the plan says ---
 
@@ -132,6 +145,7 @@ class Sanitizer:
         self._map(plan.pages)
         for grant in (*plan.grants, *plan.exports):
             self._slot_owner[grant.slot] = self._tickets[grant.row]
+        self.single_tokens.promise(plan.grants)
         for start in plan.starts:
             if start.base:
                 self._check_resumed(start, [p.page for p in plan.pages if p.row == start.row])
@@ -159,9 +173,9 @@ class Sanitizer:
 
     def _map(self, maps: tuple[PageMap, ...]) -> None:
         if maps:
-            shared = self._tensor([p.ordinal < self._shared[p.row] for p in maps]).bool()
-            owners = self._tickets[self._tensor([p.row for p in maps])]
-            self._page_owner[self._tensor([p.page for p in maps])] = owners.masked_fill(shared, NOBODY)
+            told = [(p.page, p.row, p.ordinal < self._shared[p.row]) for p in maps]
+            pages, rows, shared = self._tensor(told).unbind(1)
+            self._page_owner[pages] = self._tickets[rows].masked_fill(shared.bool(), NOBODY)
 
     def _check_resumed(self, start: RowStart, pages: list[int]) -> None:
         """The labels that the host went by: the checkpoint, and the pages before it."""
@@ -182,8 +196,8 @@ class Sanitizer:
                 self._check_write(group)
             elif group.what == "read" and not isinstance(group.place, Context):
                 self._check_read(group)
-        self._check_contexts(groups, done.work)
-        self._check_all_wrote(groups, done.work)
+        self._check_contexts(groups, done)
+        self._check_all_wrote(groups, done)
         self._check_published(done)
         self._check_accepted(
             done
@@ -191,6 +205,10 @@ class Sanitizer:
         for group in groups:
             if isinstance(group.place, Transfer):
                 self._check_move(group, group.place)
+
+    def uses(self) -> tuple[Use, ...]:
+        """What a uniform step has told since the last time."""
+        return self._accesses.take_uses()
 
     def settle_drafts(
         self, rows: Tensor, position: Tensor, drafts: Tensor, parents: Tensor | None = None
@@ -219,10 +237,16 @@ class Sanitizer:
             else:
                 self._check_read(group)
 
-    def inspection(self, number: int, further: Sequence[Check] = ()) -> Inspection:
-        """Of the step that was settled. `further` checks are reported with it."""
+    def inspection(
+        self, number: int, further: Sequence[Check] = (), recorded: Callable[[], Tensor] | None = None
+    ) -> Inspection:
+        """Of the step that was settled. `further` checks are reported with it. `recorded` waits for what those of a
+        uniform step have found."""
         padding = [self._poison.check_padding()] if self._poison else []
-        return Inspection(number, self._generations, [*self._checks, *padding, *further])
+        checks = [*self._checks, *padding, *further]
+        if recorded is None:
+            return Inspection(number, self._generations, checks)
+        return RecordedInspection(number, self._generations, checks, self.single_tokens, recorded)
 
     def _check_cursors(self, done: Done) -> None:
         """Does every lane stand where the plan means it to, and take the tokens that it means?"""
@@ -230,8 +254,8 @@ class Sanitizer:
         rows, most, least, tokens = self._tensor(
             [
                 [w.row for w in work],
-                [w.position for w in work],
-                [w.position - w.uncertain for w in work],
+                done.most,
+                done.least,
                 [w.tokens for w in work],
             ]
         )
@@ -329,10 +353,11 @@ class Sanitizer:
         capacity = stamps.held.shape[1] // len(self._tickets)
         return places.index != places.rows * capacity + (places.position - 1) % capacity
 
-    def _check_contexts(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+    def _check_contexts(self, groups: list[Group], done: Done) -> None:
         """Those that were read by the same layers in one go; and each must be all of what the row has."""
-        begins = {int(w.row): range(w.position - w.uncertain, w.position + 1) for w in work}
-        tokens = {int(w.row): w.tokens for w in work}
+        standing = zip(done.work, done.least, done.most, strict=True)
+        begins = {int(w.row): range(least, most + 1) for w, least, most in standing}
+        tokens = {int(w.row): w.tokens for w in done.work}
         contexts: dict[tuple[int, ...], list[Context]] = {}
         for group in groups:
             if isinstance(place := group.place, Context):
@@ -344,9 +369,10 @@ class Sanitizer:
         for states, several in contexts.items():
             self._compare_contexts("read", states, several)
 
-    def _check_all_wrote(self, groups: list[Group], work: tuple[RowWork, ...]) -> None:
+    def _check_all_wrote(self, groups: list[Group], done: Done) -> None:
         """Every state keeps something of its last tokens. One that kept nothing was mistaken for another."""
-        rows = [int(w.row) for w in work if w.tokens and (w.position + w.tokens) % self._grid]
+        standing = zip(done.work, done.most, strict=True)
+        rows = [int(w.row) for w, most in standing if w.tokens and (most + w.tokens) % self._grid]
         for stamps in (*self._rings.values(), self._pages):
             wrote = {s for g in groups if g.what == "write" and g.stamps is stamps for s in g.states}
             if rows and len(wrote) < len(stamps.names):
@@ -421,7 +447,7 @@ class Sanitizer:
         self._checks.append(Check(what, names, places.rows, places.index, places.position, found, wrong))
 
     def _tensor(self, values: Sequence[object]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return to_device(values, self._device)
 
 
 def _above(step: StateStep, places: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ META = torch.device("meta")
 ACTIVATION_COPIES = 10
 """Float32 values that live at once while a step's tokens pass a layer, in units of the widest layer's output:
 measured with the reference operations on a GPU, 2.5 for short convolutions and 9.5 for gated delta nets."""
+RECORDING_WORKSPACES = 64 << 20
+"""That a library of products takes for the stream on which steps are recorded: as measured on an H200."""
 LOGITS_COPIES = 14
 """The same while tokens are chosen, in units of the logits: as measured with every kind of sampling at once."""
 
@@ -32,6 +34,8 @@ class Model(Protocol):
     def buffers(self) -> Iterator[Tensor]: ...
     def state_specs(self) -> Mapping[str, StateSpec]: ...
     def kv_specs(self) -> Mapping[str, KVSpec]: ...
+    @property
+    def recordable(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class ModelSize:
     constants       bytes of what it computes once, such as rotary angles, but for
     position_bytes  which each position of the context adds
     widest          values that the widest layer gives for a token, the head aside
+    recordable      no layer has to ask the device about a step of windows
     """
 
     weights: int
@@ -50,6 +55,7 @@ class ModelSize:
     widest: int
     state: Mapping[str, StateSpec]
     kv: Mapping[str, KVSpec]
+    recordable: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class Parts:
     tables: int
     """Of rows and positions: tokens, pages, cursors, how to sample, rotary angles, a step's inputs."""
     activations: int
-    """The only estimate."""
+    """An estimate."""
+    graphs: int = 0
+    """An estimate as well: what recorded steps work in, and what they keep. Other steps cannot use it."""
     sanitizer: int = 0
     """Stamps; and, if it recomputes, a row's state and KV once more."""
 
@@ -79,11 +87,13 @@ class Footprint:
 
     executor_tables  what the executor keeps for rows and steps; only it knows
     sanitizer        its mode
+    records          are steps recorded?
     """
 
     model: ModelSize
     executor_tables: Callable[[Limits], int]
     sanitizer: str = "off"
+    records: bool = False
 
     def parts(self, limits: Limits) -> Parts:
         return Parts(
@@ -93,6 +103,7 @@ class Footprint:
             journals=(limits.max_num_seqs + 1) * self.row(limits.fold_every, limits.max_window),
             tables=self._tables(limits),
             activations=self._activations(limits),
+            graphs=self._graphs(limits) if self.records else 0,
             sanitizer=self._sanitizer(limits),
         )
 
@@ -142,6 +153,13 @@ class Footprint:
         choice = choices * limits.vocab_size * LOGITS_COPIES
         return torch.float32.itemsize * max(layer, choice)
 
+    def _graphs(self, limits: Limits) -> int:
+        """The largest shape's: the others are recorded into the same memory. Kernels choose from the logits as they
+        lie, without a copy."""
+        tokens = limits.max_num_seqs * limits.max_window
+        values = tokens * (self.model.widest * ACTIVATION_COPIES + limits.vocab_size)
+        return RECORDING_WORKSPACES + torch.float32.itemsize * values
+
 
 def max_positions(limits: Limits) -> int:
     """Positions that a model may be asked for: a window may pass the last token that is kept."""
@@ -161,6 +179,7 @@ def measure(lay_out: Callable[[int], Model], vocab_size: int) -> ModelSize:
         widest=max((width for width in widths if width != vocab_size), default=0),
         state=model.state_specs(),
         kv=model.kv_specs(),
+        recordable=model.recordable,
     )
 
 

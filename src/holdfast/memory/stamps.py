@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ops.transfer import to_device
+
 POSITION_BITS = 24
 _POSITION = (1 << POSITION_BITS) - 1
 VOID = -1
@@ -37,25 +39,25 @@ class Chains:
     def __init__(self, rows: int, positions: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
         odd = torch.randint(1 << 38, (positions,), generator=generator) * 2 + 1
-        self._keys = (odd << POSITION_BITS).to(device)
-        self._table = torch.zeros(rows + 1, positions + 1, dtype=torch.int64, device=device)
+        self.keys = (odd << POSITION_BITS).to(device)
+        self.table = torch.zeros(rows + 1, positions + 1, dtype=torch.int64, device=device)
 
     def start(self, row: int, tokens: tuple[int, ...]) -> None:
-        known = torch.tensor(tokens, dtype=torch.int64, device=self._table.device)
-        self._table[row, 1 : 1 + len(tokens)] = (known * self._keys[: len(tokens)] + 1).cumsum(0)
+        known = to_device(tokens, self.table.device)
+        self.table[row, 1 : 1 + len(tokens)] = (known * self.keys[: len(tokens)] + 1).cumsum(0)
 
     def extend(self, rows: Tensor, place: Tensor, tokens: Tensor, above: Tensor | None = None) -> None:
         """`tokens` [N] now stand at `place`, after those of the first `above` places; by default, of all."""
-        self._table[rows, place + 1] = self.after(self.at(rows, place if above is None else above), tokens)
+        self.table[rows, place + 1] = self.after(self.at(rows, place if above is None else above), tokens)
 
     def replace(self, rows: Tensor, position: Tensor, stamps: Tensor, where: Tensor) -> None:
         """Those of the rows' first `position` tokens, where it is to be done [N]."""
-        position = position.clamp(max=self._table.shape[1] - 1)
-        self._table[rows, position] = torch.where(where, stamps, self._table[rows, position])
+        position = position.clamp(max=self.table.shape[1] - 1)
+        self.table[rows, position] = torch.where(where, stamps, self.table[rows, position])
 
     def at(self, rows: Tensor, position: Tensor) -> Tensor:
         """Stamps of the rows' first `position` tokens. Of none it is 0, which no place bears."""
-        return self._table[rows, position.clamp(0, self._table.shape[1] - 1)]
+        return self.table[rows, position.clamp(0, self.table.shape[1] - 1)]
 
     def differ(self, rows: Tensor, place: Tensor, tokens: Tensor, above: Tensor | None = None) -> Tensor:
         """Which of these are not the tokens that stand there?"""
@@ -64,8 +66,8 @@ class Chains:
 
     def after(self, stamps: Tensor, tokens: Tensor) -> Tensor:
         """Of texts with these stamps, when one more token has come to each."""
-        position = (stamps & _POSITION).clamp(max=len(self._keys) - 1)
-        return torch.addcmul(stamps, tokens, self._keys[position]).add_(1)
+        position = (stamps & _POSITION).clamp(max=len(self.keys) - 1)
+        return torch.addcmul(stamps, tokens, self.keys[position]).add_(1)
 
 
 @dataclass(frozen=True)

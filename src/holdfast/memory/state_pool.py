@@ -58,6 +58,8 @@ class StatePool:
         self.ops = ops
         self.grid = limits.fold_every
         self.cursors = Cursors.allocate(limits.max_num_seqs, device)
+        self.trailing = Cursors.allocate(limits.max_num_seqs, device)
+        """Of layers that are behind: `trail` says since when."""
         self.layers = {name: _allocate(spec, limits, device) for name, spec in specs.items()}
 
     # --- between steps: what the plan says ---
@@ -77,7 +79,13 @@ class StatePool:
             return
         told = [[grant.row, grant.slot, grant.line] for grant in grants]
         rows, slots, lines = to_device(told, self.cursors.base.device).unbind(1)
-        self.cursors.grant_slot[rows], self.cursors.grant_line[rows] = slots, lines
+        for at in (self.cursors, self.trailing):
+            at.grant_slot[rows], at.grant_line[rows] = slots, lines
+
+    def trail(self) -> None:
+        """From now on some layers stay behind; they will absorb what they missed by the cursors of this moment."""
+        for name, cursor in vars(self.cursors).items():
+            getattr(self.trailing, name).copy_(cursor)
 
     # --- one step ---
 
@@ -92,9 +100,12 @@ class StatePool:
         exports: tuple[Export, ...] = (),
         tree: Tree | None = None,
         window_tokens: int | None = None,
+        uniform: bool = False,
+        cursors: Cursors | None = None,
     ) -> StateStep:
         """Where each lane stands and which fold it will make; lanes before `num_windows` are windows."""
-        stood = self.ops.begin(self.cursors, rows, counts, num_windows=num_windows, grid=self.grid)
+        at = cursors or self.cursors
+        stood = self.ops.begin(at, rows, counts, num_windows=num_windows, grid=self.grid)
         return StateStep(
             rows=rows,
             counts=counts,
@@ -110,6 +121,7 @@ class StatePool:
             exports=exports,
             tree=tree,
             window_tokens=window_tokens,
+            uniform=uniform,
         )
 
     def look_ahead(self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None) -> StateStep:
@@ -177,10 +189,10 @@ class StatePool:
             if layer.temporal is not None:
                 layer.temporal.move(by_capacity[layer.temporal.capacity])
 
-    def commit(self, *, step: StateStep, accepted: Tensor) -> Committed:
+    def commit(self, *, step: StateStep, accepted: Tensor, cursors: Cursors | None = None) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
         stood = Standing(step.position, step.base, step.read_slot, step.end_base, step.write_slot)
-        return self.ops.commit(self.cursors, step.rows, stood, accepted)
+        return self.ops.commit(cursors or self.cursors, step.rows, stood, accepted)
 
     @property
     def slot_bytes(self) -> int:

@@ -35,13 +35,17 @@ class DFlashHead(nn.Module):
             attention = Attention(build, name, config.attention, positions)
             return Block(norm(), attention, norm(), GatedMLP(build, config.hidden, config.inner))
 
+        self.hidden = config.hidden
         self.fc = Linear(build, layers * config.hidden, config.hidden)
         self.hidden_norm, self.norm = norm(), norm()
         self.blocks = nn.ModuleList(block(f"blocks.{i}") for i in range(config.layers))
 
-    def keep(self, layers: tuple[Tensor, ...], batch: Batch) -> None:
+    def context(self, layers: tuple[Tensor, ...]) -> Tensor:
+        """Of the layers that it reads, what stands for each token."""
+        return self.hidden_norm(self.fc(torch.cat(layers, -1)))
+
+    def keep(self, context: Tensor, batch: Batch) -> None:
         """What every block's attention finds in the place of the batch's tokens."""
-        context = self.hidden_norm(self.fc(torch.cat(layers, -1)))
         blocks: Iterable[Any] = self.blocks
         for block in blocks:
             block.mixer.keep(context, batch)

@@ -64,6 +64,9 @@ class Ops:
                 known = ", ".join(f"{name}: {axes}" for name, axes in TEMPORAL_AXES.items())
                 raise ConfigError(f"backend={name!r} orders {operation} as {order}; there are {known}")
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        """All that `work` will need, which changes nothing when it is done, and may be done here in part."""
+
     # tokens in, tokens out: one row never depends on another
 
     def packed(self, weight: Tensor, device: str) -> Tensor:
@@ -149,52 +152,14 @@ class Ops:
 
         return moe.mix(x, experts, weights, len(up), expert)
 
-    # where rows stand
+    # where rows stand, and what they are told: each is its module's function
 
-    def begin(
-        self, at: cursors.Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int
-    ) -> cursors.Standing:
-        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
-
-    def commit(
-        self, at: cursors.Cursors, rows: Tensor, stood: cursors.Standing, accepted: Tensor
-    ) -> cursors.Committed:
-        return cursors.commit(at, rows, stood, accepted)
-
-    def accept(
-        self,
-        drafts: acceptance.Drafts,
-        chosen: Tensor,
-        table: Tensor,
-        made: Tensor,
-        position: Tensor,
-        counts: Tensor,
-    ) -> acceptance.Verified:
-        return acceptance.accept(drafts, chosen, table, made, position, counts)
-
-    def write_drafts(
-        self, table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
-    ) -> None:
-        acceptance.write_drafts(table, made, rows, position, drafts, count)
-
-    def look_up(
-        self,
-        table: Tensor,
-        rows: Tensor,
-        position: Tensor,
-        *,
-        within: int,
-        depth: int,
-        longest: int,
-        shortest: int,
-    ) -> tuple[Tensor, Tensor]:
-        sizes = {"depth": depth, "longest": longest, "shortest": shortest}
-        return lookup.look_up(table, rows, position, within=within, **sizes)
-
-    def absorbed(
-        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return cursors.absorbed(table, rows, counts, position, lane, offset)
+    begin = staticmethod(cursors.begin)
+    commit = staticmethod(cursors.commit)
+    absorbed = staticmethod(cursors.absorbed)
+    accept = staticmethod(acceptance.accept)
+    write_drafts = staticmethod(acceptance.write_drafts)
+    look_up = staticmethod(lookup.look_up)
 
     # over lanes, with what they keep
 

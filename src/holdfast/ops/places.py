@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .rounding import narrowed, widened
+
+if TYPE_CHECKING:
+    from .step import StateStep
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,17 @@ def _runs(ids: Tensor) -> list[slice]:
     return runs
 
 
+@dataclass(frozen=True)
+class WholeStep:
+    """All places that a uniform step of windows uses of a state: its kernels work them out, from the step alone.
+
+    pages  the page table, of keys and values
+    """
+
+    step: StateStep
+    pages: Tensor | None = None
+
+
 Place = Checkpoints | Cells | PagePlaces | Context | Transfer
 
 
@@ -169,6 +183,8 @@ class Watch(Protocol):
     def wrote(self, place: Place) -> None: ...
 
     def moved(self, place: Transfer) -> None: ...
+
+    def used(self, place: WholeStep) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .places import Checkpoints
+from .places import Checkpoints, WholeStep
 from .transfer import to_device
 
 T = TypeVar("T")
@@ -91,6 +91,8 @@ class StateStep:
     """Of the flat batch, those that belong to windows; None: to be asked of the device."""
     ahead: int = 0
     """Tokens beyond the cursor, of a step that only looks there: nothing folds then, so journals are longer."""
+    uniform: bool = False
+    """Padding is among the lanes, and nothing about the step may be asked of the device: it may be recorded."""
     token_places: tuple[Tensor, Tensor] | None = None
     """Of each token of the flat batch: its row, 0 if there is none, and its position; None: to be computed."""
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -133,6 +135,10 @@ class StateStep:
         return Checkpoints(
             self.rows, torch.full_like(self.rows, export.slot), torch.full_like(self.rows, export.line)
         )
+
+    def whole(self, pages: Tensor | None = None) -> WholeStep:
+        """What a layer tells of its use of a uniform step."""
+        return self.once(("whole", id(self), id(pages)), lambda: WholeStep(self, pages))
 
     @property
     def num_window_tokens(self) -> int:

@@ -1,18 +1,18 @@
-"""The Triton kernels as a backend: what is not overridden here, and trees, run as the reference does."""
+"""The Triton kernels as a backend: what is not overridden here runs as the reference does, as do trees of a scan."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .acceptance import triton as acceptance
-from .acceptance.reference import Drafts, Verified
 from .attention import triton as attention
 from .attention.heads import Heads
 from .backend import Ops
 from .causal_conv import triton as causal_conv
 from .cursors import triton as cursors
-from .cursors.reference import Committed, Cursors, Standing
 from .gated_delta import triton as gated_delta
 from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
@@ -29,6 +29,7 @@ from .sampling.reference import SamplingRows
 from .selective_scan import triton as selective_scan
 from .ssd import triton as ssd
 from .step import StateStep
+from .twins import ahead
 from .twins.launch import tell
 
 
@@ -43,6 +44,9 @@ class TritonOps(Ops):
             "selective_scan": selective_scan.ORDER,
         }
         super().__init__("triton", orders)
+
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        ahead.compile_ahead(work)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
@@ -90,40 +94,12 @@ class TritonOps(Ops):
     def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         return sampling.sample(logits, rows)
 
-    def begin(self, at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
-        return cursors.begin(at, rows, counts, num_windows=num_windows, grid=grid)
-
-    def commit(self, at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
-        return cursors.commit(at, rows, stood, accepted)
-
-    def accept(
-        self, drafts: Drafts, chosen: Tensor, table: Tensor, made: Tensor, position: Tensor, counts: Tensor
-    ) -> Verified:
-        return acceptance.accept(drafts, chosen, table, made, position, counts)
-
-    def write_drafts(
-        self, table: Tensor, made: Tensor, rows: Tensor, position: Tensor, drafts: Tensor, count: Tensor
-    ) -> None:
-        acceptance.write_drafts(table, made, rows, position, drafts, count)
-
-    def look_up(
-        self,
-        table: Tensor,
-        rows: Tensor,
-        position: Tensor,
-        *,
-        within: int,
-        depth: int,
-        longest: int,
-        shortest: int,
-    ) -> tuple[Tensor, Tensor]:
-        sizes = {"depth": depth, "longest": longest, "shortest": shortest}
-        return lookup.look_up(table, rows, position, within=within, **sizes)
-
-    def absorbed(
-        self, table: Tensor, rows: Tensor, counts: Tensor, position: Tensor, lane: Tensor, offset: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return cursors.absorbed(table, rows, counts, position, lane, offset)
+    begin = staticmethod(cursors.begin)
+    commit = staticmethod(cursors.commit)
+    absorbed = staticmethod(cursors.absorbed)
+    accept = staticmethod(acceptance.accept)
+    write_drafts = staticmethod(acceptance.write_drafts)
+    look_up = staticmethod(lookup.look_up)
 
     def attention(
         self,
@@ -166,15 +142,11 @@ class TritonOps(Ops):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if step.tree is not None:
-            return super().causal_conv(x, weight, bias, pool, step)
         return causal_conv.causal_conv(x, weight, bias, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
-        if step.tree is not None:
-            return super().short_conv(gated, weight, bias, pool, step)
         return causal_conv.short_conv(gated, weight, bias, pool, step)
 
     def delta_net(
@@ -186,7 +158,7 @@ class TritonOps(Ops):
         step: StateStep,
     ) -> Tensor:
         value_heads, key_dim, value_dim = pool.saved.shape[1:]
-        if step.tree is not None or not self.records_delta(key_dim):
+        if not self.records_delta(key_dim):
             return super().delta_net(inputs, weights, conv, pool, step)
         tell(pool, step, len(inputs.qkv))
         if step.longest_window <= 1 and step.num_windows == len(step.rows):
@@ -217,8 +189,6 @@ class TritonOps(Ops):
         pool: TemporalState,
         step: StateStep,
     ) -> Tensor:
-        if step.tree is not None:
-            return super().kda(q, k, v, log_g, beta, pool, step)
         return kda.advance(q, k, v, log_g, beta, pool, step, _out(v))
 
     def ssd(
@@ -231,8 +201,6 @@ class TritonOps(Ops):
         pool: TemporalState,
         step: StateStep,
     ) -> Tensor:
-        if step.tree is not None:
-            return super().ssd(x, b, c, dt, log_decay, pool, step)
         return ssd.advance(x, b, c, dt, log_decay, pool, step, _out(x))
 
     def selective_scan(

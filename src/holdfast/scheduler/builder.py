@@ -20,10 +20,15 @@ class PlanBuilder:
     grants: list[Grant] = field(default_factory=list)
     exports: list[Grant] = field(default_factory=list)
     work: dict[Row, RowWork] = field(default_factory=dict)
+    positions: list[int] = field(default_factory=list)
+    uncertain: list[int] = field(default_factory=list)
 
-    def add(self, work: RowWork) -> None:
-        self.work[work.row] = work
-        self.budget -= work.tokens
+    def add(self, work: RowWork, position: int, uncertain: int = 0) -> None:
+        row, _, tokens, _ = work
+        self.work[row] = work
+        self.positions.append(position)
+        self.uncertain.append(uncertain)
+        self.budget -= tokens
 
     def build(self, freed_slots: tuple[Slot, ...], freed_pages: tuple[Page, ...]) -> StepPlan:
         return StepPlan(
@@ -33,6 +38,8 @@ class PlanBuilder:
             grants=tuple(self.grants),
             exports=tuple(self.exports),
             work=tuple(self.work.values()),
+            positions=tuple(self.positions),
+            uncertain=tuple(self.uncertain),
             freed_slots=freed_slots,
             freed_pages=freed_pages,
             propose=self.propose,

@@ -11,7 +11,7 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import StepCosts
+from .step_costs import FIRST, StepCosts
 from .survival import Survival
 
 MARGIN = 1.01
@@ -22,9 +22,9 @@ LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 """Steps between two such probes."""
 PROBED = 8
 """Rows that are asked, where a step costs by its tokens."""
-HELD = 1
-"""Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
-short, and the host must not take longer to decide."""
+REST, REST_WITHOUT_DRAFTS = 3, 31
+"""Further steps for which a decision that changed nothing holds, if their number of rows does. Of those neither times
+are learned: steps on a GPU are short, and the host must not take longer to decide than the device to compute."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -105,18 +105,27 @@ class CostDepth(Depth):
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
         self._patience = 0  # steps without drafts
+        self._until_probe = 0
         self._excess = 1.0  # time that a probe adds to a step, in steps
         self._expected = self._survival.expected()
-        self._held = self._held_rows = 0
+        self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
+        self._rest = 0  # further steps for which the decision holds
+        self._resting = False
+        self._trial = self._trial_rows = 0  # further steps by which something is found out
 
     # --- deciding ---
 
     def decide(self) -> int:
         if not self._load.rows:
             return self.depth
-        if self._held and self._load.rows == self._held_rows:
-            self._held -= 1
+        self._resting = self._rest > 0
+        if self._resting:
+            self._rest -= 1
             return self.depth
+        if self._trial and self._load.rows == self._trial_rows:
+            self._trial -= 1
+            return max(self._shares.values(), default=self.depth)
+        self._learn_windows()
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
         before = self.depth
@@ -124,7 +133,9 @@ class CostDepth(Depth):
         if not self.depth and (probe := self._probe()):
             self.depth, self.reason = probe, "probe"
         if not self._ragged and self.reason == "best" and self.depth == before:
-            self._held, self._held_rows = HELD, self._load.rows
+            self._rest = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_probe)
+        self._trial = FIRST - 1 if self.reason == "explore" else 0
+        self._trial_rows = self._load.rows
         if deal:
             self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
         return max(self._shares.values(), default=self.depth)
@@ -142,31 +153,35 @@ class CostDepth(Depth):
             return "unknown"
         return f"{rate:.0f}" if self._costs.known(self._load.rows, depth) else f"at most {rate:.0f}"
 
-    def _promises(self) -> dict[int, float]:
-        """Tokens a second of all rows, for each candidate."""
+    def _promises(self, *, at_best: bool = False) -> dict[int, float]:
+        """Tokens a second of all rows, for each candidate; at best: if steps are as short as they may be."""
         load, rates = self._load, {}
+        seconds_of = self._costs.least if at_best else self._costs.seconds
         for depth in self._config.depths(load.rows):
-            seconds = self._costs.seconds(load.rows, depth, load.context)
+            seconds = seconds_of(load.rows, depth, load.context)
             rates[depth] = load.rows * self._expected[depth] / seconds if seconds else math.inf
         return rates
 
     def _best(self) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
         more cost, and may show that they need not be tried."""
-        rates = self._promises()
+        rates = self._promises(at_best=True)
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
         if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
             best = now
         known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
-            return best, "best"
+            return best, "best" if self._costs.sure(self._load.rows, best) else "explore"
+        if self._costs.foreseen(self._load.rows, best):
+            return best, "explore"
         below = max((depth for depth in known if depth < best), default=-1)
         return min(depth for depth in rates if depth > below), "explore"
 
     def _probe(self) -> int:
         """The fewest drafts there are, if it is time to try some, and accepted drafts would pay."""
         load, deeper = self._load, [d for d in self._config.depths(self._load.rows) if d]
+        self._until_probe = REST_WITHOUT_DRAFTS
         if not deeper or self.reason != "best":
             return 0
         none, *costs = (self._costs.seconds(load.rows, d, load.context) for d in (0, *deeper))
@@ -177,6 +192,7 @@ class CostDepth(Depth):
         self._excess = costs[0] / none - 1
         asked = min(1.0, PROBED / load.rows) if self._ragged else 1.0
         patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, self._excess * asked / PROBING))
+        self._until_probe = max(0, math.ceil(patience) - self._patience - 1)
         return deeper[0] if self._patience >= patience else 0
 
     def _deal(self) -> Deal:
@@ -195,8 +211,12 @@ class CostDepth(Depth):
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
         self._patience = 0 if plan.propose else self._patience + 1
+        if self._resting and len(plan.work) == self._load.rows:
+            return
+        if self._resting:
+            self._rest = 0
         rows = context = drafts = longest = 0
-        for _, _, tokens, window, position, _ in plan.work:
+        for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
             if tokens == 1 + window.drafts and window.bonus:
                 rows, context, drafts = rows + 1, context + position, drafts + window.drafts
                 longest = max(longest, window.drafts)
@@ -209,20 +229,25 @@ class CostDepth(Depth):
         self._flight[plan.step] = Launched(self._load, self.depth, steady)
 
     def collected(self, result: StepResult) -> None:
-        launched = self._flight.pop(result.step)
-        load = launched.load
-        if launched.steady:
+        launched = self._flight.pop(result.step, None)
+        if launched and launched.steady:
+            load = launched.load
             self._costs.learn(load.rows, launched.depth, load.context, result.seconds)
-        windows = [(row.window.drafts, len(row.tokens) - 1) for row in result.rows if row.window.drafts]
+        rows = zip(result.work, result.tokens, strict=True)
+        verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
+        self._windows += [(work.window.drafts, accepted) for work, accepted in verified]
+        if self._windows and not self.depth:
+            self._rest = 0  # what a probe found is not left lying
+        if self._ragged:
+            for work, accepted in verified:
+                self._learn_own(work.row, work.generation, work.window.drafts, accepted)
+
+    def _learn_windows(self) -> None:
+        windows, self._windows = self._windows, []
         if windows:
             self._survival.learn(windows)
             if sum(accepted > 0 for _, accepted in windows) > self._excess * len(windows):
                 self._patience = MOST_PATIENCE  # a probe that would have paid: another follows at once
-                self._held = 0
-        if self._ragged:
-            for row in result.rows:
-                if row.window.drafts:
-                    self._learn_own(row.row, row.generation, row.window.drafts, len(row.tokens) - 1)
 
     def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
         own = self._own.get(row)

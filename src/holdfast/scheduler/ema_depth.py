@@ -37,7 +37,8 @@ class EmaDepth(Depth):
         self._without += not self.depth
 
     def collected(self, result: StepResult) -> None:
-        accepted = [len(row.tokens) - 1 for row in result.rows if row.window.drafts]
+        rows = zip(result.work, result.tokens, strict=True)
+        accepted = [len(tokens) - 1 for work, tokens in rows if work.window.drafts]
         if not accepted:
             return
         mean, alpha = sum(accepted) / len(accepted), self._config.ema_alpha

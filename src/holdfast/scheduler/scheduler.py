@@ -7,7 +7,7 @@ is its own affair. Results of requests that have ended meanwhile are dropped by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -15,7 +15,7 @@ from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, drafting_room, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import BONUS, NO_CHOICE, RowResult, RowStart, RowWork, StepPlan, StepResult, Window
+from ..plan import BONUS, NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
 from ..request import Acceptance, FinishReason, Rejected, Request, SpeculationStats
 from .admission import refusal
 from .builder import PlanBuilder
@@ -153,7 +153,7 @@ class Scheduler:
         self._admit_waiting(plan)
         if not plan.work:
             return None
-        self._cache.launched(plan.step, plan.work)
+        self._cache.launched(plan.step, plan.work.keys())
         for seat in folding:
             self._cache.release(seat.row)
         self.counters.steps += 1
@@ -168,8 +168,18 @@ class Scheduler:
         for place, seat in enumerate(seats):
             if not plan.budget:
                 return
-            if seat.leaving or seat.row not in self._running:
+            if seat.leaving:
                 continue  # pre-empted a moment ago, for one that came before it
+            request = seat.request
+            if request.planned < seat.quiet_until and not (plan.propose or seat.lines):  # as most do
+                plan.add(seat.next_token, request.planned)
+                request.planned += 1
+                request.pending += 1
+                owed -= 1
+                continue
+            if seat.drafted and self._add_window(seat, plan.budget - owed, plan):
+                owed -= 1
+                continue
             budget = plan.budget
             if place == 0 and not self._is_window(seat.request):
                 # a long run, with every window still to come: it leaves them their tokens
@@ -182,15 +192,33 @@ class Scheduler:
             if self._make_room(seat, seat.request.planned + count + self._beyond(window, plan), plan):
                 self._add_work(seat, count, window, plan)
 
+    def _add_window(self, seat: Seat, budget: int, plan: PlanBuilder) -> bool:
+        """The token that is known and all drafts that were made, if they need nothing else: as most do."""
+        request, drafts = seat.request, seat.drafted
+        known, planned = len(request.tokens) + request.pending, request.planned
+        if known - planned != 1 or seat.lines or drafts >= min(budget, seat.most_tokens - known):
+            return False
+        if known + drafts + drafting_room(plan.propose) > seat.settled_until:
+            return False
+        plan.add(seat.window(drafts), planned, request.uncertain)
+        seat.drafted = min(plan.propose, self._depth.share(seat.row))
+        request.planned = known + drafts
+        request.pending += 1 + drafts
+        request.uncertain += drafts
+        return True
+
     def _known_tokens(self, seats: list[Seat]) -> int:
         """Of windows: a token that somebody knows comes before another's drafts."""
-        return sum(seat.request.todo for seat in seats if self._is_window(seat.request))
+        most, todo = self._limits.max_window, (_todo(seat.request) for seat in seats)
+        return sum(tokens for tokens in todo if tokens <= most)
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = [s for s in self._running.values() if not (s.leaving or s.request.known >= s.most_tokens)]
-        seats.sort(key=attrgetter("order"))
-        if all(self._is_window(s.request) for s in seats):
+        seats = sorted(self._running.values(), key=attrgetter("order"))
+        loud = [s for s in seats if s.request.planned >= s.quiet_until]
+        if any(map(_sits_out, loud)):
+            seats = [s for s in seats if not _sits_out(s)]
+        if all(self._is_window(s.request) for s in loud):
             return seats
         return sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
 
@@ -255,14 +283,18 @@ class Scheduler:
         """`count` tokens that are known, and the drafts that follow them."""
         request, tokens = seat.request, count + window.drafts
         self._offer_slots(seat, tokens, plan)
-        plan.add(
-            RowWork(seat.row, seat.generation, tokens, window, request.planned, uncertain=request.uncertain)
-        )
+        work = RowWork(seat.row, seat.generation, tokens, window)
+        plan.add(seat.next_token if work == seat.next_token else work, request.planned, request.uncertain)
         if window.bonus:
             seat.drafted = min(plan.propose, self._depth.share(seat.row))
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
+        page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
+        seat.settled_until = min(page_end - 1, self._cache.room(seat.row))
+        seat.quiet_until = 0
+        if window is BONUS and not seat.drafted:  # the next token is then all that it has to do
+            seat.quiet_until = min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
@@ -312,7 +344,7 @@ class Scheduler:
         return count
 
     def _is_window(self, request: Request) -> bool:
-        return request.todo <= self._limits.max_window
+        return _todo(request) <= self._limits.max_window
 
     # --- when pages run out ---
 
@@ -336,7 +368,7 @@ class Scheduler:
             return None
         victim = max(self._running.values(), key=lambda s: s.request.order)
         if victim.row in plan.work or self._cache.in_flight(victim.row):
-            victim.leaving = True
+            victim.leave()
             return None
         self._requeue(victim)
         return victim
@@ -346,6 +378,7 @@ class Scheduler:
         return seat.leaving or seat.request.known - seat.request.uncertain >= seat.most_tokens
 
     def _requeue(self, seat: Seat) -> None:
+        seat.leave()
         self._leave_row(seat)
         seat.request.planned = 0
         seat.request.metrics.preemptions += 1
@@ -373,7 +406,7 @@ class Scheduler:
             if self._cache.in_flight(seat.row):
                 in_flight.append(seat)
             elif self._cache.awaits_fold(seat.row) and not self._waiting:
-                plan.add(RowWork(seat.row, seat.generation, 0, NO_CHOICE, self._cache.position(seat.row)))
+                plan.add(RowWork(seat.row, seat.generation, 0, NO_CHOICE), self._cache.position(seat.row))
                 folding.append(seat)
             else:
                 self._cache.release(seat.row)
@@ -388,14 +421,30 @@ class Scheduler:
         self._cache.commit(result)
         self._cache.collected(result.step)
         self._depth.collected(result)
-        for row_result in result.rows:
-            seat = self._running.get(row_result.row)
-            if seat is None or seat.generation != row_result.generation:
+        running, scores, prompt_scores = self._running, result.logprobs, result.prompt_logprobs
+        rows = zip(result.work, result.tokens, result.proposed, strict=True)
+        for (row, generation, _, window), tokens, proposed in rows:
+            seat = running.get(row)
+            if seat is None or seat.generation != generation:
                 continue  # ended while this step was in flight
-            seat.request.prompt_logprobs += row_result.prompt_logprobs
-            if row_result.tokens:
-                self._take_tokens(seat, row_result)
-                advanced.append(seat.request)
+            request = seat.request
+            if prompt_scores:
+                request.prompt_logprobs += prompt_scores.get(row, ())
+            if not tokens:
+                continue
+            if window is BONUS:
+                request.pending -= 1
+            else:
+                self._settle_window(request, window, len(tokens), proposed)
+            if request.metrics.first_token is None:
+                request.metrics.first_token = self._clock()
+            if seat.stops.isdisjoint(tokens) and len(request.tokens) + len(tokens) < seat.most_tokens:
+                request.tokens += tokens  # as most do
+            else:
+                self._take_tokens(seat, tokens, failed=row in result.failed)
+            if scores:
+                request.logprobs += scores.get(row, ())[: len(request.output) - len(request.logprobs)]
+            advanced.append(request)
         for seat in [s for s in self._running.values() if s.leaving and not self._cache.in_flight(s.row)]:
             self._requeue(seat)
         return advanced
@@ -416,24 +465,24 @@ class Scheduler:
                 ended.append(seat.request)
         return ended
 
-    def _take_tokens(self, seat: Seat, result: RowResult) -> None:
-        request, window = seat.request, result.window
+    def _settle_window(self, request: Request, window: Window, chosen: int, proposed: int) -> None:
+        """What was planned of it at most, and what it came to."""
         request.pending -= window.most_chosen
         request.uncertain -= window.drafts
-        request.planned -= window.most_chosen - len(result.tokens)
-        if result.proposed:
+        request.planned -= window.most_chosen - chosen
+        if proposed:
             for acceptance in (self.speculation, request.metrics.speculation):
-                acceptance.count(drafts=result.proposed, accepted=len(result.tokens) - 1)
-        if request.metrics.first_token is None:
-            request.metrics.first_token = self._clock()
-        for token in result.tokens:
+                acceptance.count(drafts=proposed, accepted=chosen - 1)
+
+    def _take_tokens(self, seat: Seat, tokens: Iterable[int], *, failed: bool) -> None:
+        """One by one: the answer may end with any of them."""
+        request = seat.request
+        for token in tokens:
             request.tokens.append(token)
             if reason := finish_reason(request, self._limits.max_model_len):
                 self._finish_row(seat)
-                self._end(request, FinishReason.ERROR if result.failed else reason)
-                break
-        if result.logprobs:
-            request.logprobs += result.logprobs[: len(request.output) - len(request.logprobs)]
+                self._end(request, FinishReason.ERROR if failed else reason)
+                return
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
@@ -443,3 +492,13 @@ class Scheduler:
         request.finish_reason = reason
         request.pending = request.uncertain = 0
         request.metrics.finished = self._clock()
+
+
+def _sits_out(seat: Seat) -> bool:
+    """Until a step in flight is collected."""
+    return seat.leaving or len(seat.request.tokens) + seat.request.pending >= seat.most_tokens
+
+
+def _todo(request: Request) -> int:
+    """`request.todo`, asked of every row in every step."""
+    return len(request.tokens) + request.pending - request.planned

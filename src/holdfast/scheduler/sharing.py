@@ -65,7 +65,7 @@ class Sharing:
             return False
         start = end = seat.request.planned
         if work := plan.work.get(seat.row):
-            start, end = work.position, work.position + work.tokens
+            start -= work.tokens
         if line > end:
             self._want(seat, line)
             return True

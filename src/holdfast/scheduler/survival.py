@@ -58,13 +58,17 @@ class Survival:
     def learn(self, windows: list[tuple[int, int]]) -> None:
         """(drafts, accepted) of each row of a step that had drafts. A draft that was planned, but that the drafter
         did not make, was not accepted."""
-        alike, surprised = Counter(windows).items(), False
+        reached, kept = [0] * len(self._places), [0] * len(self._places)
+        for (drafts, accepted), count in Counter(windows).items():
+            for number in range(accepted):
+                kept[number] += count
+            for number in range(min(drafts, accepted + 1)):
+                reached[number] += count
+        surprised = False
         for number, place in enumerate(self._places):
-            reached = sum(count for (drafts, accepted), count in alike if drafts > number <= accepted)
             if surprised:  # nor is what was known of this place of any use
                 place = self._places[number] = Place()
-            kept = sum(count for (_, accepted), count in alike if accepted > number)
-            surprised |= place.learn(reached, kept)
+            surprised |= place.learn(reached[number], kept[number])
 
     def rates(self) -> list[float]:
         """Of each place: accepted, if all before it are."""

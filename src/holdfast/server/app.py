@@ -23,6 +23,7 @@ from . import dashboard
 from .call import GONE, Call, Disconnected
 from .client import EngineClient, EngineDown, RequestFailed
 from .errors import ApiError
+from .forms import template_variables, tool_format
 from .generate import Generator
 from .logs import event, logger
 from .metrics import Metrics
@@ -86,8 +87,10 @@ class Api:
         if (asked.prompt is None) == (asked.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if asked.messages is not None:
+            if asked.tools:
+                tool_format(self._model.intake.tokenizer)
             messages, prompted = plain_messages(asked.messages), asked.add_generation_prompt is not False
-            tokens = await self._model.apply_chat(messages, prompted)
+            tokens = await self._model.apply_chat(messages, prompted, **template_variables(asked))
         else:
             tokens = await self._model.encode(asked.prompt or "", asked.add_special_tokens is not False)
         limits = self._client.limits

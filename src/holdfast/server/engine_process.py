@@ -5,6 +5,7 @@ It ends when the other side of its socket is closed, whatever closed it; signals
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -156,6 +157,9 @@ class EngineLoop:
     def _growth(self, request: Request) -> Growth:
         told, ended = self._told[request.id], request.finish_reason is not None
         output = request.tokens[len(request.prompt) + told :]
+        if told and not (ended or request.logprobs):  # as most do
+            self._told[request.id] = told + len(output)
+            return Growth(request.id, output)
         if ended:
             del self._told[request.id]
         else:
@@ -198,6 +202,8 @@ def main() -> None:
         except (OSError, ValueError, RuntimeError) as error:
             wire.send(CannotStart(str(error)))
             sys.exit(1)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: no later collection has to look at it
         wire.send(Loaded(engine.capacity.as_dict(), engine.capacity.limits))
         EngineLoop(engine, wire).run()
     except Closed:

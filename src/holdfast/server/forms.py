@@ -11,7 +11,7 @@ import msgspec
 from ..params import SamplingParams, Structured
 from ..text import THINK, THOUGHT, AnswerReader, Tokenizer, Tool, ToolFormat
 from .errors import ApiError
-from .protocol import ChatRequest, Generation, NamedTool
+from .protocol import ChatRequest, Generation, NamedTool, TokenizeRequest
 
 GUIDED = {
     "guided_json": "json",
@@ -19,6 +19,8 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
+"""What a template reads that has a parameter of its own."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -70,12 +72,7 @@ class Turn:
     @classmethod
     def of(cls, asked: ChatRequest, tokenizer: Tokenizer | None) -> Turn:
         tools = _offered(asked)
-        calls = tokenizer.tool_format if tokenizer and tools else None
-        if tools and calls is None:
-            unknown = (
-                "the model's chat template takes none, or has calls written in a way that is not known here"
-            )
-            raise ApiError(400, f"tools: {unknown}", param="tools")
+        calls = tool_format(tokenizer) if tools else None
         form = asked_form(asked)
         several = asked.parallel_tool_calls is not False
         if (called := _must_call(asked, tools)) and calls and tokenizer:
@@ -83,11 +80,7 @@ class Turn:
                 raise ApiError(400, "an answer that must call a tool has no other form", param="tool_choice")
             several = several and asked.tool_choice == "required"
 
-            def mark(text: str) -> str:
-                token = tokenizer.special_id(text)
-                return msgspec.json.encode(text).decode() if token is None else f"<[{token}]>"
-
-            form = Structured(grammar=calls.grammar(called, mark, several=several))
+            form = _calling(called, calls, tokenizer, several=several)
         thinks = tokenizer is not None and tokenizer.thinks
         return cls(tools, calls, form, None if several else 1, thinks)
 
@@ -120,9 +113,37 @@ class Turn:
         return (*thoughts, *(self.calls.marks if self.calls else ()))
 
 
-def template_tools(asked: ChatRequest) -> list[dict[str, Any]] | None:
-    """As templates read them."""
-    return msgspec.to_builtins(asked.tools) if asked.tools and asked.tool_choice != "none" else None
+def tool_format(tokenizer: Tokenizer | None) -> ToolFormat:
+    if tokenizer is None or tokenizer.tool_format is None:
+        unknown = "the model's chat template takes none, or has calls written in a way that is not known here"
+        raise ApiError(400, f"tools: {unknown}", param="tools")
+    return tokenizer.tool_format
+
+
+def _calling(tools: Sequence[Tool], calls: ToolFormat, tokenizer: Tokenizer, *, several: bool) -> Structured:
+    """The form of an answer that calls one of these at least."""
+
+    def mark(text: str) -> str:
+        token = tokenizer.special_id(text)
+        return msgspec.json.encode(text).decode() if token is None else f"<[{token}]>"
+
+    try:
+        return Structured(grammar=calls.grammar(tools, mark, several=several))
+    except RecursionError:
+        raise ApiError(400, "tools: a schema is nested too deeply", param="tools") from None
+    except ValueError as error:
+        raise ApiError(400, str(error).replace("structured.grammar", "tools", 1), param="tools") from None
+
+
+def template_variables(asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """What a template reads beside messages."""
+    variables = dict(asked.chat_template_kwargs or {})
+    if names := sorted(RESERVED & variables.keys()):
+        wrong = f"chat_template_kwargs is not supported: {names[0]} is not for it to set"
+        raise ApiError(400, wrong, param="chat_template_kwargs")
+    if asked.tools and getattr(asked, "tool_choice", None) != "none":
+        variables["tools"] = msgspec.to_builtins(asked.tools)
+    return variables
 
 
 def _offered(asked: ChatRequest) -> tuple[Tool, ...]:

@@ -11,7 +11,7 @@ from ..request import Request, SamplingParams
 from .call import Call
 from .client import EngineClient, EngineDown, Job
 from .errors import ApiError
-from .forms import Turn, asked_form, template_tools
+from .forms import Turn, asked_form, template_variables
 from .metrics import Metrics
 from .model import ServedModel
 from .options import ServerOptions
@@ -85,8 +85,7 @@ class Generator:
     async def chat(self, call: Call) -> None:
         asked = decode(ChatRequest, await call.body())
         limits = self._check(asked)
-        refuse_unsupported(asked)
-        messages = plain_messages(asked.messages)
+        messages, variables = plain_messages(asked.messages), template_variables(asked)
         turn = Turn.of(asked, self._model.intake.tokenizer)
         name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         wanted = getattr(asked, name)
@@ -102,9 +101,6 @@ class Generator:
         names = self._names if asked.logprobs else None
         reply = ChatReply(f"chatcmpl-{call.id}", self._model.name, names, bool(asked.return_token_ids))
         prompted = asked.add_generation_prompt is not False
-        variables = dict(asked.chat_template_kwargs or {})
-        if tools := template_tools(asked):
-            variables["tools"] = tools
         with self._room(params.n, limits):
             tokens = await self._model.apply_chat(messages, prompted, **variables)
             turn = turn.after(await self._model.decode(tokens[-PROMPT_END:], skip_special_tokens=False))

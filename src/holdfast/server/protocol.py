@@ -149,6 +149,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[ToolDefinition] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = True
     add_generation_prompt: bool | None = True
 
@@ -159,6 +161,20 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     skip_special_tokens: bool | None = False
 
 
+ELSEWHERE = {
+    "guided_decoding_backend": "forms are compiled by llguidance alone",
+    "guided_whitespace_pattern": "a schema's own x-guidance says what may stand between the parts of JSON",
+    "structural_tag": "give a grammar",
+    "regex": "it is called guided_regex",
+    "ebnf": "it is called guided_grammar",
+    "json_schema": "it is called guided_json, or stands in response_format",
+    "functions": "they are called tools",
+    "function_call": "it is called tool_choice",
+    "separate_reasoning": "thoughts always stand apart, in reasoning_content",
+    "reasoning_effort": "chat_template_kwargs has the switches of the model's template",
+}
+"""Parameters of other servers, and what to do without them."""
+
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 SAMPLING = (
@@ -167,7 +183,6 @@ SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 """Named as in SamplingParams."""
-RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 def decode(kind: type[Asked], body: bytes) -> Asked:
@@ -185,6 +200,8 @@ def decode(kind: type[Asked], body: bytes) -> Asked:
 def _explained(kind: type[msgspec.Struct], said: str) -> ApiError:
     if found := re.search(r"unknown field `([^`]*)`", said):
         name = found[1]
+        if name in ELSEWHERE:
+            return ApiError(400, f"{name} is not supported: {ELSEWHERE[name]}", param=name)
         return ApiError(
             400, f"there is no parameter {name!r}{nearest(name, kind.__struct_fields__)}", param=name
         )
@@ -240,21 +257,13 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def refuse_unsupported(asked: CompletionRequest | ChatRequest) -> None:
+def refuse_unsupported(asked: CompletionRequest) -> None:
     """What would change the answer, and cannot."""
-    if isinstance(asked, ChatRequest):
-        if names := sorted(RESERVED & (asked.chat_template_kwargs or {}).keys()):
-            _refuse(True, "chat_template_kwargs", f"{names[0]} is not for it to set")
-    else:
-        _refuse(bool(asked.suffix), "suffix", "texts are only continued")
-        _refuse(
-            asked.best_of not in (None, asked.n or 1), "best_of", "all answers are given; ask for n of them"
-        )
-
-
-def _refuse(wrong: bool, name: str, why: str) -> None:
-    if wrong:
-        raise ApiError(400, f"{name} is not supported: {why}", param=name)
+    if asked.suffix:
+        raise ApiError(400, "suffix is not supported: texts are only continued", param="suffix")
+    if asked.best_of not in (None, asked.n or 1):
+        instead = "all answers are given; ask for n of them"
+        raise ApiError(400, f"best_of is not supported: {instead}", param="best_of")
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

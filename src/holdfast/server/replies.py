@@ -11,7 +11,7 @@ from typing import Any
 
 from ..answer import Answer
 from ..request import FinishReason, Request, TokenLogprob
-from ..text import AnswerReader, Part, Tokenizer, ToolCall
+from ..text import AnswerReader, CallPiece, Part, Tokenizer
 
 
 class TokenNames:
@@ -105,19 +105,28 @@ class Piece:
     def message(self) -> dict[str, Any]:
         """What there is of content, thoughts and calls."""
         parts = [Part(content=self.text)] if self.parts is None else self.parts
-        calls = [part.call for part in parts if part.call]
         told: dict[str, Any] = {
             "content": "".join(part.content for part in parts),
             "reasoning_content": "".join(part.reasoning for part in parts),
-            "tool_calls": [_call(call, self.first_call + i) for i, call in enumerate(calls)],
+            "tool_calls": _calls([part.call for part in parts if part.call], self.first_call),
         }
         return {name: value for name, value in told.items() if value}
 
 
-def _call(call: ToolCall, index: int) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    call_id = call.id or f"call_{secrets.token_hex(12)}"
-    return {"index": index, "id": call_id, "type": "function", "function": function}
+def _calls(pieces: Sequence[CallPiece], first: int) -> list[dict[str, Any]]:
+    """Joined, each call's own. The first may be of a call that has begun before: then only its arguments are told."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.name is not None:
+            call_id = piece.id or f"call_{secrets.token_hex(12)}"
+            function = {"name": piece.name, "arguments": piece.arguments}
+            calls.append({"index": first, "id": call_id, "type": "function", "function": function})
+            first += 1
+        elif calls:
+            calls[-1]["function"]["arguments"] += piece.arguments
+        else:
+            calls.append({"index": first - 1, "function": {"arguments": piece.arguments}})
+    return calls
 
 
 def _put_before(echo: Echo, piece: Piece) -> None:

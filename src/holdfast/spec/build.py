@@ -12,11 +12,11 @@ from ..models import dflash, eagle
 from ..models.base import CausalLM, Rename
 from ..models.registry import ARCHITECTURES, Description, describe, read_config
 from .dflash import DFlash
-from .drafter import Drafter
+from .drafter import PATIENCE, Drafter
 from .eagle import Eagle
 from .eagle_multi import EagleMulti
 from .eagle_tree import EagleTree
-from .mtp import MTP, head_renamer
+from .mtp import MTP, Previous, head_renamer
 from .ngram import NGram
 from .standalone import Standalone
 
@@ -112,7 +112,10 @@ def _dflash(config: SpeculativeConfig) -> DrafterPlan:
     own = dflash.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
-        return DFlash(depth, own.build(build, model, depth=depth), model, own.layer_ids, own.mask_token)
+        head, contexts = own.build(build, model, depth=depth), None
+        if 0 in config.depths:
+            contexts = Previous(build, "contexts", head.hidden, longer=PATIENCE)
+        return DFlash(depth, head, model, own.layer_ids, own.mask_token, contexts)
 
     return DrafterPlan(lay_out, (Files(directory, own.rename),))
 

@@ -13,14 +13,23 @@ from ..layers.batch import Batch
 from ..models.base import CausalLM
 from ..models.dflash import DFlashHead
 from ..ops.step import Tree
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
+from .mtp import Previous
 
 
 class DFlash(Drafter):
     def __init__(
-        self, depth: int, head: DFlashHead, model: CausalLM, reads: tuple[int, ...], mask_token: int
+        self,
+        depth: int,
+        head: DFlashHead,
+        model: CausalLM,
+        reads: tuple[int, ...],
+        mask_token: int,
+        contexts: Previous | None = None,
     ) -> None:
+        """contexts: to be remembered in, where there are steps without drafts"""
         super().__init__(depth)
+        self.contexts, self.patience = contexts, PATIENCE if contexts else 0
         self.head, self.reads, self.mask_token = head, reads, mask_token
         self._embed, self._logits = model.embed.forward, model.logits  # the model's own
         self.name_layers()
@@ -30,7 +39,15 @@ class DFlash(Drafter):
         return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
-        self.head.keep(features.layers, batch)
+        self.head.keep(self.head.context(features.layers), batch)
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        assert self.contexts is not None
+        self.contexts.keep(self.head.context(features.layers), batch)
+
+    def catch_up(self, batch: Batch) -> None:
+        assert self.contexts is not None
+        self.head.keep(self.contexts.kept(batch, back=0), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         last = step.last[:, None]

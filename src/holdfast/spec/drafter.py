@@ -28,11 +28,6 @@ PATIENCE = 64
 """More steps than adaptive depth waits before it tries whether drafts have become worth their while."""
 
 
-def patience(head: nn.Module) -> int:
-    """Of a drafter with this head. What is recurrent must absorb tokens with the step whose cursors they move."""
-    return 0 if declared(head, "state_spec") else PATIENCE
-
-
 @dataclass(frozen=True)
 class Features:
     """What the model made of the tokens of a step.
@@ -116,6 +111,8 @@ class Drafter(nn.Module):
     """Layers of the model, counted from 0, whose output it wants among the features."""
     patience = 0
     """Tokens of a row that it need not absorb at once, if it may remember them: none."""
+    trails = False
+    """What it catches up with moves cursors: it does so window by window, from where it stood."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

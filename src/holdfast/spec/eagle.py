@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..config import ConfigError
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead, EagleThreeHead
-from ..models.base import CausalLM
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant, patience
+from ..models.base import CausalLM, declared
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .mtp import Previous
 
 
@@ -23,7 +23,8 @@ class Eagle(Drafter):
     ) -> None:
         super().__init__(depth)
         self.head, self.reads = head, reads
-        self.patience = 0 if self.branches else patience(head)
+        self.patience = 0 if self.branches else PATIENCE
+        self.trails = bool(declared(head, "state_spec"))
         self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
         self.name_layers()

@@ -16,19 +16,22 @@ from torch import Tensor, nn
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead
 from ..models.base import CausalLM
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .eagle import check_drafted
 from .mtp import Previous
 
 
 class EagleMulti(Drafter):
+    patience, trails = PATIENCE, True
+
     def __init__(
         self, build: Build, heads: Sequence[EagleHead], model: CausalLM, reads: tuple[int, ...]
     ) -> None:
         super().__init__(len(heads))
         self.heads, self.reads = nn.ModuleList(heads), reads
         self.previous = nn.ModuleList(
-            Previous(build, f"previous.{number}", head.hidden) for number, head in enumerate(heads)
+            Previous(build, f"previous.{number}", head.hidden, longer=0 if number else self.patience)
+            for number, head in enumerate(heads)
         )
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
         self.name_layers()
@@ -47,12 +50,23 @@ class EagleMulti(Drafter):
         return list(heads)
 
     def absorb(self, batch: Batch, features: Features) -> None:
-        *heads, last = self._heads
-        embedding, (*previous, before_last) = self._embed(batch.tokens), self.previous
         known = self._heads[0].known(features.hidden, features.layers)
-        for head, before in zip(heads, previous, strict=True):
-            known = head(embedding, before(known, batch), batch)
-        last.keep(embedding, before_last(known, batch), batch)
+        self._keep(self.previous[0](known, batch), batch)
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        first: Any = self.previous[0]
+        first.keep(self._heads[0].known(features.hidden, features.layers), batch)
+
+    def catch_up(self, batch: Batch) -> None:
+        first: Any = self.previous[0]
+        self._keep(first.kept(batch), batch)
+
+    def _keep(self, before: Tensor, batch: Batch) -> None:
+        """The tokens through all heads. before: what the first one reads beside them"""
+        embedding, (*heads, last) = self._embed(batch.tokens), self._heads
+        for head, previous in zip(heads, self.previous[1:], strict=True):
+            before = previous(head(embedding, before, batch), batch)
+        last.keep(embedding, before, batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []

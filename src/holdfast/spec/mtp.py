@@ -13,7 +13,7 @@ from ..layers.batch import Batch, Build
 from ..layers.mtp import MTPHead
 from ..memory.spec import ConvSpec, StateSpec
 from ..models.base import CausalLM, Rename, renamer
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant, patience
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 
 
 class Previous(nn.Module):
@@ -39,17 +39,19 @@ class Previous(nn.Module):
         pool = batch.state.layers[self.name].conv["hidden"]
         return self.ops.causal_conv(x, self.shift, None, pool, batch.step)
 
-    def kept(self, batch: Batch) -> Tensor:
-        """Of tokens that were kept before; none of them is a row's first."""
+    def kept(self, batch: Batch, back: int = 1) -> Tensor:
+        """Of tokens that were kept before, the vectors so many places before each; none is before a row's first."""
         ring = batch.state.layers[self.name].conv["hidden"].ring
         rows, position = batch.step.places_of(len(batch.tokens))
-        return ring[rows, (position - 1) % ring.shape[1]]
+        return ring[rows, (position - back) % ring.shape[1]]
 
 
 class MTP(Drafter):
+    patience = PATIENCE
+
     def __init__(self, depth: int, build: Build, head: MTPHead, model: CausalLM) -> None:
         super().__init__(depth)
-        self.head, self.patience = head, patience(head)
+        self.head = head
         self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
         self._embed, self._logits = (
             model.embeddings,

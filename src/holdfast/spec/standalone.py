@@ -6,10 +6,12 @@ from torch import nn
 
 from ..layers.batch import Batch
 from ..models.base import CausalLM
-from .drafter import Draft, Drafter, Features, VerifiedStep, all_meant
+from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 
 
 class Standalone(Drafter):
+    patience, trails = PATIENCE, True
+
     def __init__(self, depth: int, model: CausalLM) -> None:
         super().__init__(depth)
         self.model = model
@@ -20,6 +22,12 @@ class Standalone(Drafter):
         return (self.model,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
+        self.model(batch)
+
+    def remember(self, batch: Batch, features: Features) -> None:
+        """The tokens are all that it needs."""
+
+    def catch_up(self, batch: Batch) -> None:
         self.model(batch)
 
     def propose(self, step: VerifiedStep) -> Draft:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .calls import CallPiece, CallReader, Tool
 from .stops import StopStrings
-from .tools import Tool, ToolCall, ToolFormat
+from .tools import ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
 Reading = Callable[[list["Part"], bool], Any]
@@ -19,12 +20,12 @@ class Part:
 
     reasoning: str = ""
     content: str = ""
-    call: ToolCall | None = None
+    call: CallPiece | None = None
 
 
 class AnswerReader:
-    """Nothing that is handed out is taken back: what may be the beginning of a mark is held until that is known. A
-    call is handed out when it is whole; if it is none, it is handed out as the text that it is.
+    """Nothing that is handed out is taken back: what may be the beginning of a mark is held until that is known.
+    Calls are handed out in pieces, from where it is certain that they are some.
 
     thinks    thoughts may stand before the answer, between <think> and </think>
     thinking  the prompt has opened them already
@@ -42,11 +43,17 @@ class AnswerReader:
         most: int | None = None,
     ) -> None:
         self._format, self._tools, self._most = calls, tools, most
-        self._text = ""  # what came and was not handed out
+        self._text = ""  # what came and was not read
+        self._calls: CallReader | None = None  # of the block that is being read
         self._after_mark = thinking  # then white space is not part of what is said
         self._answer = self._bare if calls is not None and not calls.opening else self._said
         self._read: Reading = self._thoughts if thinking else self._first if thinks else self._answer
-        self.num_calls = 0
+        self._begun = 0
+
+    @property
+    def num_calls(self) -> int:
+        """That have begun, of those that are wanted."""
+        return self._begun if self._most is None else min(self._begun, self._most)
 
     def take(self, text: str, *, final: bool = False) -> list[Part]:
         """What the next piece of the answer makes certain; with `final`, all that is left."""
@@ -92,18 +99,23 @@ class AnswerReader:
 
     def _called(self, parts: list[Part], final: bool) -> Reading | None:
         assert self._format is not None
-        opening, closing = self._format.opening, self._format.closing
-        block, closed, rest = self._text.partition(closing) if closing else (self._text, "", "")
-        if not closed and not final:
+        if self._calls is None:
+            self._calls = self._format.reader(self._tools)
+        closing = self._format.closing
+        block, closed, self._text = self._text.partition(closing) if closing else (self._text, "", "")
+        if closing and not closed and not final:
+            held = StopStrings([closing]).unfinished(block)
+            block, self._text = block[: len(block) - held], block[len(block) - held :]
+        ended = bool(closed) or final
+        for piece in self._calls.take(block, ended=ended):
+            self._begun += piece.name is not None
+            if self._most is None or self._begun <= self._most:
+                parts.append(Part(call=piece))
+        if not ended:
             return None
-        self._text = rest
-        calls = self._format.read(block, self._tools)
-        if calls is None:
-            parts.append(Part(content=opening + block + closed))
-        else:
-            room = len(calls) if self._most is None else self._most - self.num_calls
-            parts += [Part(call=call) for call in calls[:room]]
-            self.num_calls += len(calls[:room])
+        if not self._calls.begun:
+            parts.append(Part(content=self._format.opening + self._calls.unread + closed))
+        self._calls = None
         return self._said
 
     def _until(self, mark: str, final: bool) -> tuple[str, bool]:

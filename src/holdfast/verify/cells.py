@@ -34,12 +34,14 @@ class Cell:
     """What differs from PLAIN."""
     traffic: Traffic = TOGETHER
     must: tuple[str, ...] = ()
-    """What has to happen, or the cell shows nothing: "pre-emptions", "cancellations", "hits", "drafts"."""
+    """What has to happen, or the cell shows nothing: "pre-emptions", "cancellations", "hits", "drafts", "masks"."""
     tight: bool = False
     """Pages for the longest request, and hardly another."""
     quick: bool = False
     drafter: bool = False
     """With the one that the user names."""
+    structured: bool = False
+    """Every other answer must have a form."""
 
     @property
     def exact(self) -> bool:
@@ -85,11 +87,28 @@ _NORMAL = (
         "sanitized", {**EVERYTHING, "sanitizer": "full"}, Traffic(2, 1, True), ("cancellations",), tight=True
     ),
     Cell("everything", EVERYTHING, Traffic(2, 2, True), ("pre-emptions", "cancellations"), True, True),
+    Cell("structured", OVERLAP | WINDOWS, STAGGERED, ("masks", "drafts"), quick=True, structured=True),
+    Cell(
+        "structured-pre-empted",
+        OVERLAP | SMALL_PAGES | REUSE,
+        Traffic(2, 2, True),
+        ("masks", "pre-emptions", "cancellations", "hits"),
+        tight=True,
+        structured=True,
+    ),
     Cell("drafter", {}, STAGGERED, must=("drafts",), drafter=True, quick=True),
     Cell(
         "drafter-pre-empted", SMALL_PAGES | OVERLAP, must=("drafts", "pre-emptions"), tight=True, drafter=True
     ),
     Cell("drafter-hits", REUSE | SMALL_PAGES, TWICE, must=("drafts", "hits"), drafter=True, quick=True),
+    Cell(
+        "drafter-structured",
+        OVERLAP,
+        STAGGERED,
+        must=("drafts", "masks"),
+        drafter=True,
+        structured=True,
+    ),
     Cell(
         "drafter-sanitized",
         {**OVERLAP, **REUSE, **SMALL_PAGES, "max_num_batched_tokens": 40, "sanitizer": "full"},
@@ -108,6 +127,7 @@ _EXACT = (
     Cell("exact-windows-of-5", WINDOWS, STAGGERED),
     Cell("exact-pre-empted", SMALL_PAGES | OVERLAP, must=("pre-emptions",), tight=True),
     Cell("exact-hits", REUSE | OVERLAP, TWICE, must=("hits",)),
+    Cell("exact-structured", OVERLAP | WINDOWS, STAGGERED, ("masks", "drafts"), structured=True),
     Cell("exact-drafter", SMALL_PAGES | OVERLAP, STAGGERED, ("drafts",), drafter=True),
     Cell("exact-everything", EVERYTHING, Traffic(2, 2, True), ("pre-emptions", "cancellations"), True, True),
 )

@@ -12,11 +12,12 @@ from typing import Any
 from ..blueprint import Blueprint
 from ..config import EngineConfig, SpeculativeConfig, max_window, pages_for
 from ..engine import Engine, build_engine
+from ..grammar import GrammarError, Grammars
 from ..models.base import CausalLM
 from .cells import CELLS, LIBRARY, PLAIN, Cell
 from .library import Library, Unavailable
 from .rules import Comparison, Scored, compare
-from .traffic import Ask, Served, make_workload, plain_answers, serve
+from .traffic import FORM, Ask, Served, make_workload, plain_answers, serve
 
 EQUAL, KL, DIFFERS, SKIPPED = "equal", "KL", "differs", "skipped"
 
@@ -59,9 +60,10 @@ class Matrix:
         self.dtype = EngineConfig(**options).dtype
         facts = Blueprint(directory, EngineConfig(**options)).facts
         self._recurrent = facts.recurrent
+        self._grammars = Grammars(directory, facts.vocab_size)
         self._workload = make_workload(seed, facts.vocab_size, facts.max_positions, quick=quick)
         self._models: dict[bool, CausalLM] = {}  # exact, or not: their weights lie otherwise in memory
-        self._answers: Callable[[bool], list[Scored]] = cache(self._answer_plainly)
+        self._answers: Callable[[bool, bool], list[Scored]] = cache(self._answer_plainly)
 
     def outcomes(self, names: Sequence[str]) -> Iterator[Outcome]:
         """One for each cell, as it is done."""
@@ -75,10 +77,10 @@ class Matrix:
         if reason := self._inapplicable(cell):
             return Outcome(cell.name, SKIPPED, detail=reason)
         try:
-            reference = self._answers(cell.exact)
+            reference = self._answers(cell.exact, cell.structured)
             served = serve(
                 self._engine(self._options_of(cell)),
-                self._asks(cell.exact),
+                self._asks(cell.exact, cell.structured),
                 cell.traffic,
                 self._workload.leavers,
                 self.seed,
@@ -96,6 +98,14 @@ class Matrix:
             return "--speculative-config names no drafter"
         if cell.drafter and cell.exact and self._drafter is not None and self._drafter.topk > 1:
             return "exact mode is for chains, not for trees"
+        return self._formless() if cell.structured else None
+
+    def _formless(self) -> str | None:
+        """Why the model's answers can have no form."""
+        try:
+            self._grammars.check(FORM)
+        except GrammarError as error:
+            return str(error)
         return None
 
     def _judge(self, cell: Cell, reference: list[Scored], served: Served) -> Outcome:
@@ -106,15 +116,16 @@ class Matrix:
         happened = {what: served.happened[what] for what in cell.must}
         idle = [what for what, count in happened.items() if not count]
         detail = f"there were no {' and no '.join(idle)}, so nothing is shown" if idle else ""
-        return self._sum_up(cell.name, compared, self._asks(cell.exact), happened, detail)
+        asks = self._asks(cell.exact, cell.structured)
+        return self._sum_up(cell.name, compared, asks, happened, detail)
 
     def _library(self) -> Outcome:
         try:
             library = Library(self.directory, self.dtype)
         except Unavailable as reason:
             return Outcome(LIBRARY, SKIPPED, detail=str(reason))
-        asks, compared = self._asks(exact=False), []
-        for place, (ask, answer) in enumerate(zip(asks, self._answers(False), strict=True)):
+        asks, compared = self._asks(exact=False, structured=False), []
+        for place, (ask, answer) in enumerate(zip(asks, self._answers(False, False), strict=True)):
             theirs = library.read(ask.prompt, [scored.token_id for scored in answer])
             compared.append((place, compare(theirs, answer, dtype=self.dtype, exact=False)))
         return self._sum_up(LIBRARY, compared, asks, {}, "")
@@ -146,11 +157,12 @@ class Matrix:
 
     # --- engines ---
 
-    def _asks(self, exact: bool) -> tuple[Ask, ...]:
-        return (*self._workload.greedy, *(self._workload.drawn if exact else ()))
+    def _asks(self, exact: bool, structured: bool) -> tuple[Ask, ...]:
+        greedy = self._workload.formed if structured else self._workload.greedy
+        return (*greedy, *(self._workload.drawn if exact else ()))
 
-    def _answer_plainly(self, exact: bool) -> list[Scored]:
-        return plain_answers(self._engine({"exact": exact}), self._asks(exact))
+    def _answer_plainly(self, exact: bool, structured: bool) -> list[Scored]:
+        return plain_answers(self._engine({"exact": exact}), self._asks(exact, structured))
 
     def _engine(self, options: Mapping[str, Any]) -> Engine:
         sizes = {"max_model_len": self._workload.longest, "max_num_seqs": 8}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine import Engine
-from ..params import MAX_LOGPROBS
+from ..params import MAX_LOGPROBS, Structured
 from ..request import FinishReason, Request, SamplingParams
 from .cells import ALONE, Traffic
 from .rules import Scored
@@ -16,6 +16,8 @@ LENGTHS = (1, 2, 15, 17, 63, 64, 65, 130, 200, 320)
 QUICK_LENGTHS = (1, 17, 64, 65, 150)
 """Of prompts: beside every line of the fold grid, of chunks and of pages, and some that pass several."""
 ANSWER, QUICK_ANSWER = 48, 24
+FORM = Structured(json={"type": "array", "minItems": 1000, "items": {"enum": ["ebb", "flood", None, [1, 2]]}})
+"""Longer than any answer, so that all have the same length."""
 LONGEST_STAY = 12
 """Turns after which a request that is to be cancelled has been."""
 
@@ -36,6 +38,8 @@ class Workload:
     drawn: tuple[Ask, ...]
     """Sampled from a seed, so the same only where every bit is."""
     leavers: tuple[Ask, ...]
+    formed: tuple[Ask, ...]
+    """The greedy ones, every other with a form."""
 
     @property
     def longest(self) -> int:
@@ -62,11 +66,17 @@ def make_workload(seed: int, vocab_size: int, positions: int | None, *, quick: b
     prompts = [tokens(min(length, most)) for length in lengths]
     longest = prompts[-1]
     family = [longest[:64] + tokens(3), longest[:-10] + tokens(12), longest + tokens(5)]
+    greedy = asks([*prompts, *family], temperature=0.0)
     return Workload(
-        greedy=asks([*prompts, *family], temperature=0.0),
+        greedy=greedy,
+        formed=tuple(_formed(ask) if place % 2 else ask for place, ask in enumerate(greedy)),
         drawn=asks([prompts[1], longest], temperature=0.8),
         leavers=asks([tokens(min(length, most)) for length in (40, 90, 5, 70)], temperature=0.0),
     )
+
+
+def _formed(ask: Ask) -> Ask:
+    return replace(ask, params=replace(ask.params, structured=FORM, ignore_eos=False))
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,7 @@ def serve(engine: Engine, asks: Sequence[Ask], traffic: Traffic, leavers: Sequen
             "pre-emptions": engine.scheduler.counters.preempted,
             "cancellations": engine.scheduler.counters.cancelled,
             "drafts": engine.scheduler.speculation.drafts,
+            "masks": engine.runner.constraints.stats.masks,
             "hits": sum(request.metrics.cached_tokens > 0 for _, request in asked),
         },
     )

@@ -347,13 +347,15 @@ def _run_work(step: StateStep, tokens: int, size: int) -> Tensor:
 
 
 def _tell_of_writes(pool: KVState, pages: Tensor, step: StateStep) -> None:
-    if pool.watch is not None:
+    if pool.watch is not None and step.uniform:
+        pool.watch.used(step.whole(pages))  # reads and all
+    elif pool.watch is not None:
         _, places = step.once("kv places", lambda: kv_places(pages, pool.page_size, step))
         pool.watch.wrote(places)
 
 
 def _tell_of_reads(pool: KVState, pages: Tensor, step: StateStep) -> None:
-    if pool.watch is not None:
+    if pool.watch is not None and not step.uniform:
         held = step.once("contexts", lambda: contexts(pages, pool.page_size, step))
         for context, (row, count, _, _) in zip(held, step.host, strict=True):
             if row and count:

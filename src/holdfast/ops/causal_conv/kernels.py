@@ -74,11 +74,13 @@ def _finished(
 @triton.jit
 def windows(
     x, weight, bias, out, rest, saved, ring,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, sources, tree_size,
     stride, C, NORMED, eps,
     W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr, BIASED: tl.constexpr,
-    EARLY: tl.constexpr,
+    TREE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """sources [windows, tree_size, W], of a TREE: of each node the W - 1 above it, then itself; -1 - m: m before the
+    window"""
     lane = tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
     first, at = tl.load(offsets + lane).to(tl.int64), tl.load(position + lane)
@@ -92,7 +94,7 @@ def windows(
     for t in range(count):
         acc = tl.zeros((BC,), tl.float32)
         for j in tl.static_range(W):
-            o = t - (W - 1) + j
+            o = tl.load(sources + (lane * tree_size + t) * W + j) if TREE else t - (W - 1) + j
             own = _fresh(x, first + o, stride, channels, inside & (o >= 0), C, MODE)
             if j == W - 1:
                 place = ring + (row * CAP + (at + t) % CAP) * C + channels

@@ -159,7 +159,7 @@ def _before(pool: ConvState, step: StateStep, cursor: str, lanes: Tensor | None 
         chosen = torch.arange(len(step.rows), device=step.rows.device) if lanes is None else lanes
         return _locate(step, chosen, getattr(step, cursor), width, capacity)
 
-    return step.once((cursor, width), locate)
+    return step.once((cursor, width, capacity), locate)
 
 
 def _inputs_before(pool: ConvState, at: _Before) -> Tensor:

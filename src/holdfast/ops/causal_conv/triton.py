@@ -83,8 +83,8 @@ def _launch(
     biased = bias is not None
     if windows:
         kernels.windows[(parts, windows)](
-            *operands, *cursors, *slots, x.stride(0), channels, normed, EPS,
-            **common, BIASED=biased, num_warps=max(1, block // 128), **early(x.device),
+            *operands, *cursors, *slots, *_sources(step, width), x.stride(0), channels, normed, EPS,
+            **common, BIASED=biased, TREE=step.tree is not None, num_warps=max(1, block // 128), **early(x.device),
         )  # fmt: skip
     if lanes > windows:
         first = step.num_window_tokens
@@ -98,8 +98,18 @@ def _launch(
         )  # fmt: skip
 
 
+def _sources(step: StateStep, width: int) -> tuple[Tensor, int]:
+    """For windows that branch: what `windows` asks for."""
+    tree = step.tree
+    if tree is None:
+        return step.rows, 0
+    return step.once(("tree", width), lambda: tree.sources(width).contiguous()), tree.depths.shape[1]
+
+
 def tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over no channels."""
-    if pool.watch is not None:
+    if pool.watch is not None and step.uniform:
+        pool.watch.used(step.whole())
+    elif pool.watch is not None:
         ghost = ConvState(pool.saved[..., :0], pool.ring[..., :0], pool.watch)
         reference.causal_conv(x[:, :0], weight[:0], None, ghost, step)

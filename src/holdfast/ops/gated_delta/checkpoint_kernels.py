@@ -12,7 +12,6 @@ import triton.language as tl
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: a float32 of less than 2^22 that this is added to has no digits after the point."""
-WIDE = tl.constexpr(4)
 
 
 @triton.jit
@@ -83,15 +82,18 @@ def load(
 @triton.jit
 def load_parts(
     saved, slot, head, values, known,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KC: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, KC: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The same tile in parts of KC keys. A thread takes WIDE channels, however few bytes that is, and so more keys:
-    then sums over keys need fewer exchanges between threads."""
+    """The same tile, with zeros from K up to KP, in parts of KC keys. A thread takes WIDE channels, however few bytes
+    that is, and so more keys: then sums over keys need fewer exchanges between threads."""
     columns = values // WIDE * WIDE + values % WIDE  # no more than WIDE of them are known to be side by side
-    tile = saved + (slot * HV + head) * K * V + tl.arange(0, KC)[:, None] * V + columns[None, :]
+    some = tl.arange(0, KC)
+    tile = saved + (slot * HV + head) * K * V + some[:, None] * V + columns[None, :]
     parts = ()
-    for i in tl.static_range(K // KC):
-        parts += (tl.load(tile + i * KC * V, mask=known[None, :], other=0.0),)
+    for i in tl.static_range(KP // KC):
+        wanted = known[None, :] & (i * KC + some < K)[:, None]
+        parts += (tl.load(tile + i * KC * V, mask=wanted, other=0.0),)
     return parts
 
 
@@ -108,13 +110,14 @@ def store(
     saved, scales, slot, head, values, x, inside,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Round x and store it."""
+    """Round x and store it: returned as it is stored, with its scale."""
     kind: tl.constexpr = saved.dtype.element_ty
     scale = scale_for(x, kind)
     stored = narrow(x, scale, kind)
     tile = tl.arange(0, K)[:, None] * V + values[None, :]
     tl.store(saved + (slot * HV + head) * K * V + tile, stored, mask=inside[None, :])
     store_scale(scales, slot, head, values, scale, inside, HV, V, kind)
+    return stored, scale
 
 
 @triton.jit

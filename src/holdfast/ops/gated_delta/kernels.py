@@ -11,7 +11,8 @@ channels) and is then a chain of products, without a loop over tokens:
 
 where `mix` holds the inverse of the window's triangular system. If the journal holds a whole line, C is folded
 first and stored; if the window passes a line, C is folded on the way and not stored, since what lies beyond
-may yet be rejected. Either way it passes through the pool's dtype before it is used.
+may yet be rejected. Either way it passes through the pool's dtype before it is used. Of a TREE's nodes each sees its
+ancestors, and none passes a line: until it is known which are kept, all are entries.
 
 A checkpoint is stored [slot, head, key, value]. Products against a float32 checkpoint split it into three
 bfloat16 parts: probes are bfloat16, so that every product is exact and only sums round. Cursors are read from
@@ -23,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import follow
+from ..twins.kernels import BEYOND, sees
 from . import checkpoint_kernels as checkpoints
 
 
@@ -54,7 +55,7 @@ def _exact(a, b):
 
 
 @triton.jit
-def _folded(state, gain, keys, weight, adds):
+def with_entries(state, gain, keys, weight, adds):
     """gain * state + keys^T @ (weight * adds), in float32; keys [JP, K], adds [JP, BV]"""
     return gain * state + _exact(keys.trans(1, 0), weight[:, None] * adds)
 
@@ -67,10 +68,10 @@ def front(
     gain_out,  # [lanes, HV, 2 TP]: decay of the checkpoint
     mix_out,  # [lanes, HV, 2 TP, TP]
     mid_out, mid_gain,  # [lanes, HV, JP], [lanes, HV]: weights of the fold that the window passes
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + lane).to(tl.int64)
@@ -80,10 +81,8 @@ def front(
         return
     HV: tl.constexpr = H * GROUP
     BOTH: tl.constexpr = 2 * TP
-    held, line = (
-        (at - end).to(tl.int32),
-        (end + J - at).to(tl.int32),
-    )  # entries; the token that passes the line
+    held = (at - end).to(tl.int32)
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
     places, probes, channels = tl.arange(0, JP), tl.arange(0, BOTH), tl.arange(0, K)
     nodes, padded = tl.arange(0, TP), tl.arange(0, BOTH)
     ring = journal_k + (row * CAP * H + head) * K
@@ -107,8 +106,13 @@ def front(
 
     alive = nodes < count
     own_side = nodes < line
-    chain = ((nodes[None, :] <= nodes[:, None]) & alive[None, :] & alive[:, None]).to(tl.float32)
-    probe_chain = (padded[None, :] <= token[:, None]) & (padded[None, :] < count) & exists[:, None]
+    real, probed = alive[None, :] & alive[:, None], (padded < count)[None, :] & exists[:, None]
+    if TREE:
+        chain = sees(tree, tree_size, lane, nodes[:, None], nodes[None, :], real).to(tl.float32)
+        probe_chain = sees(tree, tree_size, lane, token[:, None], padded[None, :], probed)
+    else:
+        chain = ((nodes[None, :] <= nodes[:, None]) & real).to(tl.float32)
+        probe_chain = (padded[None, :] <= token[:, None]) & probed
     probe_side = token < line
     for member in tl.static_range(GROUP):
         value_head = head * GROUP + member
@@ -160,7 +164,10 @@ def front(
                 inverse -= tl.where((nodes == t)[:, None], solved[None, :], 0.0)
         inverse *= strength[None, :]
         queries = scale * weight * query_dots  # [TP, TP]
-        seen_by_queries = tl.sum(queries[:, :, None] * inverse[None, :, :], 1)
+        if TP < 16:  # no matrix product is narrower
+            seen_by_queries = tl.sum(queries[:, :, None] * inverse[None, :, :], 1)
+        else:  # and of a sum as wide, Triton would make one of ten bits
+            seen_by_queries = tl.dot(queries, inverse, input_precision="tf32x3")
         mix = mix_out + mine * BOTH * TP
         tl.store(mix + nodes[:, None] * TP + nodes, inverse)
         tl.store(mix + (TP + nodes[:, None]) * TP + nodes, seen_by_queries)
@@ -179,14 +186,14 @@ def _scale_of_folded(
     state, scale, keys, gain, weight, adds, inside, known, real,
     kind: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Of the whole state that `_folded` makes in parts of BK keys; before any of these can be rounded."""
+    """Of the whole state that `with_entries` makes in parts of BK keys; before any of these can be rounded."""
     greatest = tl.zeros((1, scale.shape[0]), tl.float32)
     if kind.primitive_bitwidth == 8:
         for channel in range(0, K, BK):
             channels = channel + tl.arange(0, BK)
             part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
             key = tl.load(keys + channels, mask=real, other=0.0)
-            folded = _folded(checkpoints.wide(part, scale), gain, key, weight, adds)
+            folded = with_entries(checkpoints.wide(part, scale), gain, key, weight, adds)
             greatest = tl.maximum(
                 greatest, checkpoints.greatest(folded)[None, :], propagate_nan=tl.PropagateNan.ALL
             )
@@ -203,6 +210,7 @@ def main(
     v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BK: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -210,7 +218,8 @@ def main(
     begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
-    held, line = (at - end).to(tl.int32), (end + J - at).to(tl.int32)
+    held = (at - end).to(tl.int32)
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
     passes = (line > 0) & (line < count)
     folds = (end > begin) | passes
     if (row == 0) | (folds != FOLDS):
@@ -263,7 +272,7 @@ def main(
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
                 key = tl.load(line_keys + channels, mask=real, other=0.0)
                 part = checkpoints.narrow(
-                    _folded(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
+                    with_entries(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
                 )
                 tl.store(target + channels[:, None] * V, part, mask=inside[None, :])
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
@@ -296,7 +305,7 @@ def main(
                 part = tl.load(state + channels[:, None] * V, mask=inside[None, :] & known, other=0.0)
                 key = tl.load(line_keys + channels, mask=real, other=0.0)
                 part = checkpoints.narrow(
-                    _folded(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
+                    with_entries(checkpoints.wide(part, scale), gain_line, key, weight, add), next_scale, kind
                 )
                 product += _exact(tl.load(probe + channels, mask=exists[:, None], other=0.0), part)
             beyond = gain[:, None] * (product * next_scale[None, :])
@@ -316,184 +325,3 @@ def main(
         recalled + found,
         mask=(~is_key & exists)[:, None] & inside[None, :],
     )
-
-
-@triton.jit
-def front_one(
-    qk, log_g, beta,  # [tokens, 2, H, K], [tokens, HV] twice
-    journal_k, journal_g,  # [rows, CAP, H, K], [rows, CAP, HV]
-    old_out,  # [lanes, HV, 2, JP]: of each held entry, what the key and the query recall
-    mix_out,  # [lanes, HV, 4]: decay for either, strength of the entry, what the query sees of it
-    rows, counts, offsets, position, end_base,
-    g_stride, beta_stride, scale,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    """As `front`, for windows of one token, whose triangular system is a number. EARLY: as for `front_token`."""
-    follow(EARLY)
-    role, lane = tl.program_id(0), tl.program_id(1)
-    HV: tl.constexpr = H * GROUP
-    row = tl.load(rows + lane).to(tl.int64)
-    at, end = tl.load(position + lane), tl.load(end_base + lane)
-    count, token = tl.load(counts + lane), tl.load(offsets + lane).to(tl.int64)
-    channels, places = tl.arange(0, K), tl.arange(0, JP)
-    if (row > 0) & (count > 0):
-        held = (at - end).to(tl.int32)
-        filled = places < held
-        ring = journal_k + (row * CAP * H + role) * K
-        old = tl.load(
-            ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
-        ).to(tl.float32)
-        query = tl.load(qk + (token * 2 * H + role) * K + channels)
-        key = tl.load(qk + ((token * 2 + 1) * H + role) * K + channels)
-        first = role * GROUP
-        since = gates_since(journal_g, row, first, at, end, GROUP, HV, JP, CAP)
-        gates, strengths = (), ()
-        for member in tl.static_range(GROUP):
-            gates += (tl.load(log_g + token * g_stride + first + member).to(tl.float32),)
-            strengths += (tl.load(beta + token * beta_stride + first + member).to(tl.float32),)
-        tl.store(ring + (at % CAP) * (H * K) + channels, key)
-        _coefficients_one(
-            key, query, old, since, gates, strengths, row, lane, first, at, scale,
-            journal_g, old_out, mix_out, GROUP, HV, JP, CAP,
-        )  # fmt: skip
-
-
-@triton.jit
-def gates_since(
-    journal_g, row, first, at, end,
-    GROUP: tl.constexpr, HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Of each value head from `first` on: the sum of log_g after each held entry [JP], and of them all."""
-    places = tl.arange(0, JP)
-    held = (at - end).to(tl.int32)
-    here = (end % CAP).to(tl.int32) + places
-    found = ()
-    for member in tl.static_range(GROUP):
-        gates = journal_g + row * CAP * HV + first + member
-        after = tl.load(gates + (here + 1) % CAP * HV, mask=places < held - 1, other=0.0)
-        every = tl.load(gates + here % CAP * HV, mask=places < held, other=0.0)
-        found += ((tl.cumsum(after, reverse=True), tl.sum(every)),)
-    return found
-
-
-@triton.jit
-def _coefficients_one(
-    key, query, old, since, gates, strengths, row, lane, first, at, scale, journal_g, old_out, mix_out,
-    GROUP: tl.constexpr, HV: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """What depends on keys and gates alone, for the value heads from `first` on; old [JP, K]: the keys held. Appends
-    the gates. All was loaded before: behind a store, a load would wait for it."""
-    places = tl.arange(0, JP)
-    key, query = key.to(tl.float32), query.to(tl.float32)
-    key_dots, query_dots = tl.sum(old * key[None, :], 1), scale * tl.sum(old * query[None, :], 1)
-    seen = scale * tl.sum(key * query)
-    for member in tl.static_range(GROUP):
-        own, mine = gates[member], lane.to(tl.int64) * HV + first + member
-        weight, decay = tl.exp(since[member][0] + own), tl.exp(since[member][1] + own)
-        tl.store(journal_g + (row * CAP + at % CAP) * HV + first + member, own)
-        tl.store(old_out + mine * 2 * JP + places, weight * key_dots)
-        tl.store(old_out + (mine * 2 + 1) * JP + places, weight * query_dots)
-        tl.store(mix_out + mine * 4, decay)
-        tl.store(mix_out + mine * 4 + 1, scale * decay)
-        tl.store(mix_out + mine * 4 + 2, strengths[member])
-        tl.store(mix_out + mine * 4 + 3, seen)
-
-
-@triton.jit
-def fold_lines(
-    saved, scales, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
-    block, value_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    values = block * BV + tl.arange(0, BV)
-    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
-        lane = tl.load(folds + nth)
-        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
-        slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-        fold_lane(
-            row, begin, slot, target, value_head, values, values < V,
-            saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
-        )  # fmt: skip
-
-
-@triton.jit
-def fold_lane(
-    row, begin, slot, target, value_head, values, inside,
-    saved, scales, journal_k, journal_u, journal_g,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """A line of a lane's journal into its checkpoint."""
-    HV: tl.constexpr = H * GROUP
-    known = inside & (begin > 0)
-    state, scale = checkpoints.load(saved, scales, slot, value_head, values, known, HV, K, V)
-    places, channels = tl.arange(0, JP), tl.arange(0, K)
-    place = ((begin + places) % CAP)[:, None]
-    keys = tl.load(
-        journal_k + (row * CAP * H + value_head // GROUP) * K + place * (H * K) + channels[None, :],
-        mask=(places < J)[:, None],
-        other=0.0,
-    )
-    adds = tl.load(
-        journal_u + (row * CAP * HV + value_head) * V + place * (HV * V) + values[None, :],
-        mask=(places < J)[:, None] & inside[None, :],
-        other=0.0,
-    )
-    gates = journal_g + row * CAP * HV + value_head
-    after = tl.load(gates + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
-    whole = tl.sum(tl.load(gates + ((begin + places) % CAP) * HV, mask=places < J, other=0.0))
-    folded = _folded(
-        checkpoints.wide(state, scale), tl.exp(whole), keys, tl.exp(tl.cumsum(after, reverse=True)), adds
-    )
-    checkpoints.store(saved, scales, target, value_head, values, folded, inside, HV, K, V)
-
-
-@triton.jit
-def main_one(
-    qk, v, out, saved, scales, journal_u, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    KC: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """As `main`, for windows of one token, after `fold_lines`. The state is taken in parts: with all its numbers in
-    float32 at once, registers would be twice as many, and programs that wait for memory together half as many."""
-    block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    HV: tl.constexpr = H * GROUP
-    kind: tl.constexpr = saved.dtype.element_ty
-    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
-    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
-    target = tl.load(write_slot + lane).to(tl.int64)
-    values, places = block * BV + tl.arange(0, BV), tl.arange(0, JP)
-    if (row == 0) | (count == 0):
-        return
-    inside = values < V
-    source = tl.where(end > begin, target, slot)
-    parts = checkpoints.load_parts(saved, source, value_head, values, inside & (end > 0), HV, K, V, KC)
-    scale = checkpoints.load_scale(scales, source, value_head, values, inside & (end > 0), HV, V, kind)
-    adds = journal_u + (row * CAP * HV + value_head) * V + values
-    old_u = tl.load(
-        adds[None, :] + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (HV * V),
-        mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
-        other=0.0,
-    )
-    head, mine = value_head // GROUP, lane.to(tl.int64) * HV + value_head
-    to_key = tl.load(old_in + mine * 2 * JP + places)
-    to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
-    value = tl.load(v + token * v_stride + value_head * V + values, mask=inside, other=0.0).to(tl.float32)
-    decay, by_query = tl.load(mix_in + mine * 4), tl.load(mix_in + mine * 4 + 1)
-    strength, seen = tl.load(mix_in + mine * 4 + 2), tl.load(mix_in + mine * 4 + 3)
-    key, query = qk + ((token * 2 + 1) * H + head) * K, qk + (token * 2 * H + head) * K
-    of_key, of_query = tl.zeros((KC, BV), tl.float32), tl.zeros((KC, BV), tl.float32)
-    for i in tl.static_range(K // KC):
-        some, numbers = i * KC + tl.arange(0, KC), parts[i].to(tl.float32)
-        of_key += numbers * tl.load(key + some).to(tl.float32)[:, None]
-        of_query += numbers * tl.load(query + some).to(tl.float32)[:, None]
-    recalled = decay * scale * tl.sum(of_key, 0) + tl.sum(to_key[:, None] * old_u, 0)
-    result = by_query * scale * tl.sum(of_query, 0) + tl.sum(to_query[:, None] * old_u, 0)
-    fresh = strength * (value - recalled)
-    tl.store(adds + (at % CAP) * (HV * V), fresh, mask=inside)
-    tl.store(out + (token * HV + value_head) * V + values, result + seen * fresh, mask=inside)

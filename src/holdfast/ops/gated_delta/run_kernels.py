@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from . import checkpoint_kernels as checkpoints
-from .kernels import _folded
+from .kernels import with_entries
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def scan(
         kept = (places < J)[:, None]
         after = tl.load(marks + ((begin + places + 1) % CAP) * HV, mask=places < J - 1, other=0.0)
         whole = tl.sum(tl.load(marks + place * HV, mask=places < J, other=0.0))
-        folded = _folded(
+        folded = with_entries(
             state,
             tl.exp(whole),
             tl.load(keys + place[:, None] * (H * K), mask=kept, other=0.0),
@@ -157,7 +157,7 @@ def scan(
         kept = (places < held)[:, None]
         after = tl.load(marks + ((since + places + 1) % CAP) * HV, mask=places < held - 1, other=0.0)
         whole = tl.sum(tl.load(marks + place * HV, mask=places < held, other=0.0))
-        state = _folded(
+        state = with_entries(
             state,
             tl.exp(whole),
             tl.load(keys + place[:, None] * (H * K), mask=kept, other=0.0),

@@ -1,6 +1,6 @@
 """The gated delta rule for single tokens from projections on: convolution, activation, norms and gates as well.
 
-With many lanes `front_token` does what stands before the rule, and `kernels.main_one` the rule; with few, one launch
+With many lanes `front_token` does what stands before the rule, and `single_kernels` the rule; with few, one launch
 does it all.
 """
 
@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from ..causal_conv.kernels import kept_input
-from ..twins.kernels import follow
+from ..twins.kernels import back, follow
 from . import checkpoint_kernels as checkpoints
-from .kernels import _coefficients_one, fold_lane, gates_since
+from .single_kernels import coefficients, fold_lane, gates_since
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def front_token(
     W: tl.constexpr, RING: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All that stands before the rule, for windows of one token: convolution, activation, norms, gates, and what
-    `front_one` does. Programs below H take a key head and its gates, the others K channels of the values.
+    `single_kernels.front_one` does. Programs below H take a key head and its gates, others K channels of the values.
 
     EARLY: begins while the kernel that makes the inputs still runs; all else is read before they are there.
     """
@@ -54,7 +54,7 @@ def front_token(
         ring = journal_k + (row * CAP * H + role) * K
         filled = places < (at - end).to(tl.int32)
         old = tl.load(
-            ring + ((end + places) % CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
+            ring + back(at, JP, CAP)[:, None] * (H * K) + channels, mask=filled[:, None], other=0.0
         ).to(tl.float32)
         ours, theirs, every = role * K + channels, (H + role) * K + channels, channels < K
         past = _past(conv_weight, conv_saved, conv_ring, ours, every, row, at, begin, slot, C, W, RING)
@@ -87,7 +87,7 @@ def front_token(
             tl.store(qk_out + (token * 2 * H + role) * K + channels, probe)
             tl.store(qk_out + ((token * 2 + 1) * H + role) * K + channels, kept)
             tl.store(ring + (at % CAP) * (H * K) + channels, kept)
-            _coefficients_one(
+            coefficients(
                 kept, probe, old, since, gates, strengths, row, lane, first, at, scale,
                 journal_g, old_out, mix_out, GROUP, HV, JP, CAP,
             )  # fmt: skip
@@ -167,7 +167,7 @@ def whole_token(
         tl.debug_barrier()
     source = tl.where(end > begin, target, slot)
     state, scale = checkpoints.load(saved, scales, source, value_head, values, inside & (end > 0), HV, K, V)
-    place = (((end % CAP).to(tl.int32) + places) % CAP)[:, None]
+    place = back(at, JP, CAP)[:, None]
     filled = (places < (at - end).to(tl.int32))[:, None]
     ring = journal_k + (row * CAP * H + head) * K
     old = tl.load(ring + place * (H * K) + channels, mask=filled, other=0.0).to(tl.float32)

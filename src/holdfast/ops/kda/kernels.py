@@ -11,8 +11,9 @@ head, block of value channels) and is then a chain of products:
     Y = mix @ (beta * (V - R))                   upper half: the window's own entries; lower half: what queries see
     out = R + Y                                  lower half
 
-Folds, lines passed and rounding are as for the gated delta rule. Runs go the same way in windows of at most 16 tokens
-that end on the grid, with the state in registers; a token that the journal holds already is one whose entry is known.
+Folds, lines passed, trees and rounding are as for the gated delta rule. Runs go the same way in windows of at most
+16 tokens that end on the grid, with the state in registers; a token that the journal holds already is one whose entry
+is known.
 
 A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of 32 heads of 128 x 128,
 float32, J = 16: the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
@@ -24,25 +25,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import piece, product
+from ..gated_delta.single_kernels import answer_one, ask_one
+from ..twins.kernels import BEYOND, back, fold_workers, piece, product, sees, side_by_side
 
 
 @triton.jit
-def _own(apart, keys, inverse, t, since, gate, key, query, strength):
-    """One token more of a window: what it and its query see of the window's own entries, since token `since`.
+def _own(apart, keys, inverse, t, seen, key, query, strength):
+    """One token more of a window: what it and its query see of the window's own entries.
 
-    apart    [TP, K]: of each token, the sum of gates after it up to the last
+    apart    [TP, K]: of each token that is seen, the sum of gates after it up to this one
     inverse  [TP, TP]: of the triangular system, rows before t
     """
     nodes = tl.arange(0, keys.shape[0])
-    apart = tl.where((nodes < t)[:, None], apart + gate[None, :], 0.0)
-    seen = (nodes <= t) & ((nodes >= since) | (t < since))
     decayed = tl.where(seen[:, None], tl.exp(apart) * keys, 0.0)
     recalls = tl.where(nodes < t, strength * tl.sum(decayed * key[None, :], 1), 0.0)
     solved = tl.where(nodes == t, 1.0, 0.0) - tl.sum(recalls[:, None] * inverse, 0)
     inverse = tl.where((nodes == t)[:, None], solved[None, :], inverse)
     by_query = tl.sum(tl.sum(decayed * query[None, :], 1)[:, None] * inverse, 0)
-    return apart, inverse, solved, by_query
+    return inverse, solved, by_query
+
+
+@triton.jit
+def _passed_on(apart, t, gate):
+    """The same sums when one token more has come, whose own is zero."""
+    return tl.where((tl.arange(0, apart.shape[0]) < t)[:, None], apart + gate[None, :], 0.0)
 
 
 @triton.jit
@@ -52,10 +58,10 @@ def front(
     probes_out,  # [lanes, H, 2 TP, K]
     old_out,  # [lanes, H, 2 TP, JP]: of each held entry, what keys and queries recall
     mix_out,  # [lanes, H, 2 TP, TP]
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     q_stride, k_stride, g_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
@@ -64,7 +70,7 @@ def front(
     if (row == 0) | (count == 0):
         return
     held = (at - end).to(tl.int32)
-    line = J - held  # the token that passes it
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
     places, nodes, channels = tl.arange(0, JP), tl.arange(0, TP), tl.arange(0, KP)
     inner, mine = channels < K, lane.to(tl.int64) * H + head
     ring_k = journal_k + (row * CAP * H + head) * K + channels
@@ -73,9 +79,9 @@ def front(
     given_q = q + first * q_stride + head * K + channels
     given_g = log_g + first * g_stride + head * K + channels
 
-    here, next = ((end + places) % CAP)[:, None], ((end + places + 1) % CAP)[:, None]
+    here, next = back(at, JP, CAP)[:, None], back(at + 1, JP, CAP)[:, None]
     filled = (places < held)[:, None] & inner[None, :]
-    followed = (places < held - 1)[:, None] & inner[None, :]
+    followed = ((places > 0) & (places < held))[:, None] & inner[None, :]
     held_keys = tl.load(ring_k[None, :] + here * (H * K), mask=filled, other=0.0).to(tl.float32)
     after = tl.load(ring_g[None, :] + next * (H * K), mask=followed, other=0.0)
     oldest = tl.load(ring_g + (end % CAP) * (H * K), mask=inner & (held > 0), other=0.0)
@@ -87,9 +93,12 @@ def front(
     tl.store(ring_g[None, :] + ring, own_gates, mask=own)
 
     keys = own_keys.to(tl.float32)
-    since = tl.cumsum(after, 0, reverse=True)
+    since = tl.cumsum(after, 0)
     total = oldest + tl.sum(after, 0)
     apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
+    passed = tl.zeros(
+        (KP,), tl.float32
+    )  # gates of what a token sees of its window, since the line if it is beyond
     probes = probes_out + mine * 2 * TP * K + channels
     old, mix = old_out + mine * 2 * TP * JP + places, mix_out + mine * 2 * TP * TP + nodes
     for t in range(count):
@@ -97,16 +106,25 @@ def front(
         key = tl.load(given_k + t * k_stride, mask=inner, other=0.0).to(tl.float32)
         query = tl.load(given_q + t * q_stride, mask=inner, other=0.0).to(tl.float32)
         strength = tl.load(beta + (first + t) * beta_stride + head).to(tl.float32)
-        total = tl.where(t == line, 0.0, total) + gate
-        since += gate
-        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, line, gate, key, query, strength)
-        decayed = tl.exp(since) * held_keys  # of no use beyond the line
+        if TREE:
+            seen = sees(tree, tree_size, lane, t, nodes, nodes <= t)
+            apart, passed = tl.zeros((TP, KP), tl.float32), tl.zeros((KP,), tl.float32)
+            for node in range(t + 1):
+                if sees(tree, tree_size, lane, t, node, True):
+                    step = tl.load(given_g + node * g_stride, mask=inner, other=0.0)
+                    apart, passed = _passed_on(apart, node, step), passed + step
+        else:
+            seen = (nodes <= t) & ((nodes >= line) | (t < line))
+            apart, passed = _passed_on(apart, t, gate), tl.where(t == line, 0.0, passed) + gate
+        inverse, solved, by_query = _own(apart, keys, inverse, t, seen, key, query, strength)
+        decayed = tl.exp(since + passed[None, :]) * held_keys  # of no use beyond the line
+        gain = tl.exp(tl.where(t < line, total, 0.0) + passed)
         tl.store(mix + t * TP, solved)
         tl.store(mix + (TP + t) * TP, by_query)
         tl.store(old + t * JP, tl.sum(decayed * key[None, :], 1))
         tl.store(old + (TP + t) * JP, tl.sum(decayed * query[None, :], 1))
-        tl.store(probes + t * K, tl.exp(total) * key, mask=inner)
-        tl.store(probes + (TP + t) * K, tl.exp(total) * query, mask=inner)
+        tl.store(probes + t * K, gain * key, mask=inner)
+        tl.store(probes + (TP + t) * K, gain * query, mask=inner)
 
 
 @triton.jit
@@ -116,12 +134,12 @@ def _line(
 ):  # fmt: skip
     """Of a whole line's entries: their decay [channels], and their keys as they stand after it [JP, channels]."""
     places = tl.arange(0, JP)
-    here, next = ((line + places) % CAP)[:, None] * (H * K), ((line + places + 1) % CAP)[:, None] * (H * K)
+    here, next = back(line + J, JP, CAP)[:, None] * (H * K), back(line + J + 1, JP, CAP)[:, None] * (H * K)
     columns, inner = channels[None, :], (channels < K)[None, :]
     keys = tl.load(ring_k + here + columns, mask=(places < J)[:, None] & inner, other=0.0).to(tl.float32)
-    after = tl.load(ring_g + next + columns, mask=(places < J - 1)[:, None] & inner, other=0.0)
+    after = tl.load(ring_g + next + columns, mask=((places > 0) & (places < J))[:, None] & inner, other=0.0)
     oldest = tl.load(ring_g + (line % CAP) * (H * K) + channels, mask=channels < K, other=0.0)
-    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)) * keys
+    return tl.exp(oldest + tl.sum(after, 0)), tl.exp(tl.cumsum(after, 0)) * keys
 
 
 @triton.jit
@@ -131,80 +149,101 @@ def _folded(state, decay, keys, adds):
 
 
 @triton.jit
-def fold_lines(
-    saved, journal_k, journal_u, journal_g, folds, rows, base, read_slot, write_slot,
+def front_one(
+    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
+    journal_k, journal_g,  # [rows, CAP, H, K]
+    probes_out,  # [tokens, 2, H, K]: the query, then the key
+    old_out,  # [lanes, H, 2, JP]: of each held entry, what the key and the query recall
+    mix_out,  # [lanes, H, 4]: 1 for either, strength of the entry, what the query sees of it
+    rows, counts, offsets, position, end_base,
+    q_stride, k_stride, g_stride, beta_stride,
+    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """As `front`, for windows of one token; what it leaves is for `gated_delta.single_kernels.main_one`, too. A
+    thread takes WIDTH channels, and all entries of them: then the sums of gates are its own."""
+    head, lane = tl.program_id(0), tl.program_id(1)
+    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+    at, end = tl.load(position + lane), tl.load(end_base + lane)
+    token = tl.load(offsets + lane).to(tl.int64)
+    if (row == 0) | (count == 0):
+        return
+    places, channels = tl.arange(0, JP), side_by_side(KP, WIDTH)
+    inner, held = channels < K, (at - end).to(tl.int32)
+    ring = (row * CAP * H + head) * K
+    ring_k, ring_g = journal_k + ring, journal_g + ring
+    filled, later = (places < held)[:, None], ((places > 0) & (places < held))[:, None]
+    here, next = back(at, JP, CAP)[:, None] * (H * K), back(at + 1, JP, CAP)[:, None] * (H * K)
+    keys = tl.load(ring_k + (here + channels[None, :]), mask=filled & inner[None, :], other=0.0)
+    after = tl.load(ring_g + (next + channels[None, :]), mask=later & inner[None, :], other=0.0)
+    oldest = tl.load(ring_g + (end % CAP) * (H * K) + channels, mask=inner & (held > 0), other=0.0)
+    gate = tl.load(log_g + token * g_stride + head * K + channels, mask=inner, other=0.0)
+    own = tl.load(k + token * k_stride + head * K + channels, mask=inner, other=0.0)
+    query = tl.load(q + token * q_stride + head * K + channels, mask=inner, other=0.0).to(tl.float32)
+    strength = tl.load(beta + token * beta_stride + head).to(tl.float32)
+
+    place = (at % CAP) * (H * K)
+    tl.store(ring_k + place + channels, own, mask=inner)
+    tl.store(ring_g + place + channels, gate, mask=inner)
+    key, mine = own.to(tl.float32), lane.to(tl.int64) * H + head
+    decayed = tl.exp(tl.cumsum(after, 0) + gate[None, :]) * keys.to(tl.float32)
+    total = tl.exp(oldest + tl.sum(after, 0) + gate)
+    tl.store(old_out + mine * 2 * JP + places, tl.sum(decayed * key[None, :], 1))
+    tl.store(old_out + (mine * 2 + 1) * JP + places, tl.sum(decayed * query[None, :], 1))
+    probe = probes_out + (token * 2 * H + head) * K + channels
+    tl.store(probe, total * query, mask=inner)
+    tl.store(probe + H * K, total * key, mask=inner)
+    tl.store(mix_out + mine * 4, 1.0)
+    tl.store(mix_out + mine * 4 + 1, 1.0)
+    tl.store(mix_out + mine * 4 + 2, strength)
+    tl.store(mix_out + mine * 4 + 3, tl.sum(key * query))
+
+
+@triton.jit
+def fold_one(
+    probes, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in, folds,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, few,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
-    block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channels, values, places = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, JP)
-    tile = (channels < K)[:, None] & (values < V)[None, :]
-    offset = channels[:, None] * V + values[None, :]
-    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
-        lane = tl.load(folds + nth)
-        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+    """As `gated_delta.single_kernels.fold_one`."""
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    channels, places = tl.arange(0, KP), tl.arange(0, JP)
+    inner = channels < K
+    pieces, mine = tl.load(folds) * H * BLOCKS, tl.program_id(0)
+    workers = fold_workers(pieces, few)
+    for item in range(tl.where(mine < workers, mine, pieces), pieces, workers):
+        lane, head = tl.load(folds + 1 + item // (H * BLOCKS)), item // BLOCKS % H
+        values = item % BLOCKS * BV + tl.arange(0, BV)
+        inside = values < V
+        row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
+        begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
+        token, exists = tl.load(offsets + lane).to(tl.int64), count > 0
+        tile, offset = inner[:, None] & inside[None, :], channels[:, None] * V + values[None, :]
         state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0)
         adds = tl.load(
             journal_u
             + (row * CAP * H + head) * V
-            + ((begin + places) % CAP)[:, None] * (H * V)
-            + values[None, :],
-            mask=(places < J)[:, None] & (values < V)[None, :],
+            + (back(begin + J, JP, CAP)[:, None] * (H * V) + values[None, :]),
+            mask=(places < J)[:, None] & inside[None, :],
             other=0.0,
         )
+        probe = probes + (token * 2 * H + head) * K + channels
+        query = tl.load(probe, mask=inner & exists, other=0.0)
+        key = tl.load(probe + H * K, mask=inner & exists, other=0.0)
+        asked = ask_one(
+            row, lane, head, token, at, end, values, inside & exists, v, journal_u, old_in, mix_in, v_stride,
+            H, V, JP, CAP,
+        )  # fmt: skip
         ring = (row * CAP * H + head) * K
         decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-        folded = _folded(state, decay, keys, adds)
-        tl.store(saved + (target * H + head) * K * V + offset, folded, mask=tile)
-
-
-@triton.jit
-def main_one(
-    v, beta, out,  # [tokens, H, V], [tokens, H], [tokens, H, V]
-    saved,  # [slots, H, K, V]
-    journal_u, probes_in, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Windows of one token, after `fold_lines`. Parts of KC keys of the state at a time need fewer registers."""
-    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
-    slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
-    target = tl.load(write_slot + lane).to(tl.int64)
-    if (row == 0) | (count == 0):
-        return
-    some, places, values = tl.arange(0, KC), tl.arange(0, JP), block * BV + tl.arange(0, BV)
-    inside, mine = values < V, lane.to(tl.int64) * H + head
-    state = saved + (tl.where(end > begin, target, slot) * H + head) * K * V + values[None, :]
-    adds = journal_u + (row * CAP * H + head) * V + values
-    held = tl.load(
-        adds[None, :] + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (H * V),
-        mask=(places < (at - end).to(tl.int32))[:, None] & inside[None, :],
-        other=0.0,
-    )
-    to_key = tl.load(old_in + mine * 2 * JP + places)
-    to_query = tl.load(old_in + (mine * 2 + 1) * JP + places)
-    value = tl.load(v + token * v_stride + head * V + values, mask=inside, other=0.0).to(tl.float32)
-    strength, seen = tl.load(beta + token * beta_stride + head), tl.load(mix_in + mine * 2 + 1)
-    of_key, of_query = tl.zeros((KC, BV), tl.float32), tl.zeros((KC, BV), tl.float32)
-    for i in tl.static_range(KP // KC):
-        channels = i * KC + some
-        inner = channels < K
-        known = inner[:, None] & inside[None, :] & (end > 0)
-        numbers = tl.load(state + channels[:, None] * V, mask=known, other=0.0).to(tl.float32)
-        of_key += numbers * tl.load(probes_in + mine * 2 * K + channels, mask=inner, other=0.0)[:, None]
-        of_query += (
-            numbers * tl.load(probes_in + (mine * 2 + 1) * K + channels, mask=inner, other=0.0)[:, None]
+        state = _folded(state, decay, keys, adds)
+        tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
+        numbers = state.to(tl.float32)
+        of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
+        answer_one(
+            asked, of_key, of_query, row, head, token, at, values, inside & exists, out, journal_u, H, V, CAP
         )
-    recalled = tl.sum(of_key, 0) + tl.sum(to_key[:, None] * held, 0)
-    result = tl.sum(of_query, 0) + tl.sum(to_query[:, None] * held, 0)
-    fresh = strength.to(tl.float32) * (value - recalled)
-    tl.store(adds + (at % CAP) * (H * V), fresh, mask=inside)
-    tl.store(out + (token * H + head) * V + values, result + seen * fresh, mask=inside)
 
 
 @triton.jit
@@ -234,7 +273,7 @@ def _recalled_folded(
     found = tl.zeros((exists.shape[0], inside.shape[0]), tl.float32)
     places = tl.arange(0, JP)
     adds = tl.load(
-        ring_u + ((line + places) % CAP)[:, None] * (H * V),
+        ring_u + back(line + J, JP, CAP)[:, None] * (H * V),
         mask=(places < J)[:, None] & inside[None, :],
         other=0.0,
     )
@@ -260,6 +299,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -268,7 +308,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    line = J - held
+    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
     passes = count > line
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
@@ -284,7 +324,7 @@ def main(
     probes = probes_in + (mine * BOTH + rank[:, None]) * K
     entry = (is_key & exists)[:, None] & inside[None, :]
     held_u = tl.load(
-        ring_u + ((end + places) % CAP)[:, None] * (H * V),
+        ring_u + back(at, JP, CAP)[:, None] * (H * V),
         mask=(places < held)[:, None] & inside[None, :],
         other=0.0,
     )
@@ -372,7 +412,8 @@ def front_run(
         key = tl.sum(tl.where((nodes == t)[:, None], keys, 0.0), 0)
         query = tl.load(q + token * q_stride + head * K + channels, mask=given, other=0.0).to(tl.float32)
         strength = tl.load(beta + token * beta_stride + head, mask=t >= held, other=0.0).to(tl.float32)
-        apart, inverse, solved, by_query = _own(apart, keys, inverse, t, 0, gate, key, query, strength)
+        apart = _passed_on(apart, t, gate)
+        inverse, solved, by_query = _own(apart, keys, inverse, t, nodes <= t, key, query, strength)
         tl.store(mix + t * TP, solved)
         tl.store(mix + (TP + t) * TP, by_query)
 

@@ -10,11 +10,13 @@ import triton
 from torch import Tensor
 
 from ...config import CHUNK
+from ..gated_delta import single_kernels
 from ..places import TemporalState
 from ..step import StateStep
 from ..twins.launch import (
     LEAST,
     Exports,
+    FoldTiles,
     RunWindows,
     append_tails,
     beside,
@@ -23,6 +25,7 @@ from ..twins.launch import (
     padded,
     rowwise,
     tell,
+    tree_of,
 )
 from . import kernels
 
@@ -42,7 +45,9 @@ class Tiles:
 
 
 WINDOWS = Tiles(values=32, warps=1)
-FOLDS = Tiles(values=32, warps=4)
+SINGLES = Tiles(values=32, warps=1, keys=4)
+FOLDS = FoldTiles(32, 4, registers=128)
+FRONT_WARPS, FRONT_WIDTH = 2, 2
 RUNS = Tiles(values=32, warps=4, stages=1)
 
 
@@ -56,14 +61,14 @@ class Scratch:
 
     @staticmethod
     def of(step: StateStep, heads: int, key_dim: int) -> Scratch:
-        tokens = _tokens(step)
+        tokens, least = _tokens(step), 2  # of a single token four numbers are kept in mix
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(step.num_windows, heads, 2 * tokens, *shape, device=step.rows.device)
 
         return step.once(
             ("kda scratch", heads, key_dim),
-            lambda: Scratch(empty(key_dim), empty(padded(step.most_held)), empty(tokens)),
+            lambda: Scratch(empty(key_dim), empty(padded(step.most_held)), empty(max(tokens, least))),
         )
 
 
@@ -82,10 +87,10 @@ def advance(
     step: StateStep,
     out: Tensor,
     *,
-    tiles: Tiles = WINDOWS,
+    tiles: Tiles | None = None,
     run_tiles: Tiles = RUNS,
 ) -> Tensor:
-    """As `ops.journal.advance` does for KDA; windows are chains. The pool has its axes in ORDER."""
+    """As `ops.journal.advance` does for KDA. The pool has its axes in ORDER."""
     tell(pool, step, len(v))
     inputs = {"q": q, "k": k, "v": v, "log_g": log_g, "beta": beta}
     inputs = {name: rowwise(given) for name, given in inputs.items()}
@@ -98,7 +103,7 @@ def advance(
 
 
 def _windows(
-    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles
+    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles | None
 ) -> None:
     lanes, (heads, key_dim), value_dim = len(step.rows), inputs["k"].shape[1:], inputs["v"].shape[2]
     scratch, journal = Scratch.of(step, heads, key_dim), pool.journal
@@ -110,39 +115,62 @@ def _windows(
         "CAP": pool.capacity,
     }  # fmt: skip
     coefficients = (scratch.probes, scratch.old, scratch.mix)
-    single = step.longest_window <= 1
-    if single:  # which is known before anything else
-        folds = folds_of(step)
-        with beside(out.device):
-            kernels.fold_lines[(triton.cdiv(value_dim, FOLDS.values), heads, triton.cdiv(lanes, step.grid))](
-                pool.saved, journal["k"], journal["u"], journal["log_g"], folds,
-                step.rows, step.base, step.read_slot, step.write_slot,
-                **shape, V=value_dim, BV=FOLDS.values, num_warps=FOLDS.warps,
-            )  # fmt: skip
-    kernels.front[(heads, lanes)](
-        *(inputs[name] for name in ("q", "k", "log_g", "beta")), journal["k"], journal["log_g"], *coefficients,
-        *cursors, step.end_base, *(stride[name] for name in ("q", "k", "log_g", "beta")),
-        **shape, TP=_tokens(step), num_warps=2 if single else 4,
-    )  # fmt: skip
-    blocks = (triton.cdiv(value_dim, tiles.values), heads, lanes)
-    given = (inputs["v"], inputs["beta"], out, pool.saved)
-    strides = (stride["v"], stride["beta"])
-    shape |= {"V": value_dim}
-    if single:
-        join(out.device)
+    prepared = tuple(inputs[name] for name in ("q", "k", "log_g", "beta"))
+    strides = tuple(stride[name] for name in ("q", "k", "log_g", "beta"))
+    if step.longest_window <= 1:
         del shape["J"]
-        kernels.main_one[blocks](
-            *given, journal["u"], *coefficients, *cursors, *slots, *strides,
-            **shape, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), num_warps=tiles.warps,
+        kernels.front_one[(heads, lanes)](
+            *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *strides,
+            **shape, WIDTH=FRONT_WIDTH, num_warps=FRONT_WARPS,
         )  # fmt: skip
-    else:
-        absorbed = (*given, journal["k"], journal["u"], journal["log_g"], *coefficients, *cursors, *slots)
-        shape |= {"TP": _tokens(step), "BV": tiles.values, "BK": tiles.keys}
-        launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-        with beside(out.device):
-            kernels.main[blocks](*absorbed, *strides, **shape, **launch, FOLDS=True)
-        kernels.main[blocks](*absorbed, *strides, **shape, **launch, FOLDS=False)
-        join(out.device)
+        _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
+        return
+    shape |= {"TREE": step.tree is not None}
+    kernels.front[(heads, lanes)](
+        *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
+        **shape, TP=_tokens(step), num_warps=4,
+    )  # fmt: skip
+    tiles = tiles or WINDOWS
+    absorbed = (
+        inputs["v"], inputs["beta"], out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients
+    )  # fmt: skip
+    arguments = (*absorbed, *cursors, *slots, stride["v"], stride["beta"])
+    shape |= {"V": value_dim, "TP": _tokens(step), "BV": tiles.values, "BK": tiles.keys}
+    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    blocks = (triton.cdiv(value_dim, tiles.values), heads, lanes)
+    with beside(out.device):
+        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
+    kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
+    join(out.device)
+
+
+def _singles(
+    v: Tensor,
+    pool: TemporalState,
+    step: StateStep,
+    out: Tensor,
+    scratch: Scratch,
+    tiles: Tiles,
+    shape: dict[str, Any],
+) -> None:
+    lanes, (heads, value_dim), journal, folds = len(step.rows), v.shape[1:], pool.journal, folds_of(step)
+    coefficients = (scratch.old, scratch.mix)
+    cursors = (step.rows, step.counts, step.offsets, step.position)
+    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
+    shape |= {"V": value_dim}
+    programs, few = FOLDS.programs(step, heads * triton.cdiv(value_dim, FOLDS.width))
+    with beside(out.device):
+        kernels.fold_one[(programs,)](
+            scratch.probes, v, out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients, folds,
+            *cursors, *slots, v.stride(0), few,
+            **shape, BV=FOLDS.width, J=step.grid, num_warps=FOLDS.warps, maxnreg=FOLDS.registers,
+        )  # fmt: skip
+    single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
+        scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, *slots, v.stride(0),
+        **shape, GROUP=1, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), WIDE=4, BEHIND=False,
+        num_warps=tiles.warps,
+    )  # fmt: skip
+    join(out.device)
 
 
 def _runs(

@@ -35,7 +35,8 @@ def few(
     follow(EARLY)
     acc = tl.zeros((BN, BM), tl.float32)
     for at in range(first, last, BK):
-        acc = tl.dot(_read(row, at, last, k, real), _read(token, at, last, k, exists).trans(1, 0), acc)
+        a = _read(token, at, last, k, exists).trans(1, 0)
+        acc = tl.dot(_read(row, at, last, k, real), a, acc, input_precision="ieee")
     place = out + m[None, :] * outputs + n[:, None]
     written = real & (m < tokens)[None, :]
     if SPLITS == 1:
@@ -76,8 +77,8 @@ def few_gated(
     gate, up = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
     for at in range(0, inputs, BK):
         a = _read(token, at, inputs, k, exists).trans(1, 0)
-        gate = tl.dot(_read(row, at, inputs, k, real), a, gate)
-        up = tl.dot(_read(other, at, inputs, k, real), a, up)
+        gate = tl.dot(_read(row, at, inputs, k, real), a, gate, input_precision="ieee")
+        up = tl.dot(_read(other, at, inputs, k, real), a, up, input_precision="ieee")
     kind: tl.constexpr = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
     opened = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)

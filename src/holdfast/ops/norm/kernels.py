@@ -20,22 +20,23 @@ def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr)
 
 @triton.jit
 def rms_norm(
-    x, added, weight, summed, out, x_stride, added_stride, rows, heads, size, eps,
+    x, added, weight, summed, out, x_stride, x_head, added_stride, added_head, rows, heads, size, eps,
     ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x, added, summed, out [tokens, heads, size], `rows` (token, head) pairs in all; a program takes ROWS of them.
 
-    ADD: summed = x + added is written, and normed; otherwise x is. Strides are those of tokens.
+    ADD: summed = x + added is written, and normed; otherwise x is. Strides are those of tokens and heads.
     """
     row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (columns < size)[None, :] & (row < rows)[:, None]
-    token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
+    token, head = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None]
     dense = row.to(tl.int64)[:, None] * size + columns[None, :]
     scale = tl.load(weight + columns, mask=columns < size, other=0.0)
     follow(EARLY)
-    value = tl.load(x + token * x_stride + within, mask=inside, other=0.0)
+    value = tl.load(x + token * x_stride + head * x_head + columns[None, :], mask=inside, other=0.0)
     if ADD:
-        more = tl.load(added + token * added_stride + within, mask=inside, other=0.0)
+        there = added + token * added_stride + head * added_head + columns[None, :]
+        more = tl.load(there, mask=inside, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(summed.dtype.element_ty)
         tl.store(summed + dense, value, mask=inside)
     result = _normed(value.to(tl.float32), scale, size, eps, weight.dtype.element_ty, ZERO_CENTRED)
@@ -44,17 +45,19 @@ def rms_norm(
 
 @triton.jit
 def gated_rms_norm(
-    x, gate, weight, out, x_stride, gate_stride, rows, heads, size, eps,
+    x, gate, weight, out, x_stride, x_head, gate_stride, gate_head, rows, heads, size, eps,
     GATE_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As `rms_norm`, times silu(gate): afterwards, or before the norm."""
     row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (columns < size)[None, :] & (row < rows)[:, None]
-    token, within = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None] * size + columns[None, :]
+    token, head = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None]
     scale = tl.load(weight + columns, mask=columns < size, other=0.0)
     follow(EARLY)
-    value = tl.load(x + token * x_stride + within, mask=inside, other=0.0).to(tl.float32)
-    opened = tl.load(gate + token * gate_stride + within, mask=inside, other=0.0).to(tl.float32)
+    values = x + token * x_stride + head * x_head + columns[None, :]
+    gates = gate + token * gate_stride + head * gate_head + columns[None, :]
+    value = tl.load(values, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     opened = opened * tl.sigmoid(opened)
     kind: tl.constexpr = weight.dtype.element_ty
     if GATE_FIRST:

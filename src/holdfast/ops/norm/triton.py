@@ -16,7 +16,7 @@ WIDE = 1024
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x, or x + added; and its norm. x [tokens, ..., size] with at most one axis between, rows contiguous."""
+    """x, or x + added; and its norm. x [tokens, size] or [tokens, heads, size], the last axis contiguous."""
     size = x.shape[-1]
     heads = x.shape[1] if x.dim() == 3 else 1
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
@@ -26,7 +26,7 @@ def rms_norm(
     cut, grid = _cut(rows, size)
     if rows:
         kernels.rms_norm[grid](
-            x, other, weight, summed, out, x.stride(0), other.stride(0), rows, heads, size, eps,
+            x, other, weight, summed, out, *_strides(x), *_strides(other), rows, heads, size, eps,
             ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
         )  # fmt: skip
     return summed, out
@@ -42,10 +42,16 @@ def gated_rms_norm(
     cut, grid = _cut(rows, size)
     if rows:
         kernels.gated_rms_norm[grid](
-            x, gate, weight, out, x.stride(0), gate.stride(0), rows, heads, size, eps,
+            x, gate, weight, out, *_strides(x), *_strides(gate), rows, heads, size, eps,
             GATE_FIRST=gate_first, **cut, **early(x.device),
         )  # fmt: skip
     return out
+
+
+def _strides(x: Tensor) -> tuple[int, int]:
+    """Of tokens and heads."""
+    assert x.stride(-1) == 1, x.stride()
+    return x.stride(0), x.stride(1) if x.dim() == 3 else 0
 
 
 def _cut(rows: int, size: int) -> tuple[dict[str, int], tuple[int]]:

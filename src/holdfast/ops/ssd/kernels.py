@@ -20,7 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import either, piece, product
+from ..gated_delta.checkpoint_kernels import load_parts
+from ..twins.kernels import BEYOND, back, either, fold_workers, piece, product, sees
 
 
 @triton.jit
@@ -47,8 +48,8 @@ def front_one(
     heads = group * GROUP + part * HB + tl.arange(0, HB)
     mine = heads < (group + 1) * GROUP
     places, states, channels = tl.arange(0, LP), tl.arange(0, SP), tl.arange(0, PP)
-    tokens = end + places
-    exists = tokens <= at
+    tokens = at - places  # the newest first: what is forgotten since each is then a sum from the front
+    exists = tokens >= end
     inner = states < S
     ring_b = journal_b + (row * CAP * G + group) * S + states
     ring_dt, ring_g = journal_dt + row * CAP * H + heads, journal_g + row * CAP * H + heads
@@ -63,7 +64,7 @@ def front_one(
     )
     after = either(
         ring_g[None, :], (log_decay + heads)[None, :], (tokens + 1)[:, None], at, token, H, g_stride,
-        (tokens < at)[:, None] & mine[None, :], CAP,
+        (exists & (places > 0))[:, None] & mine[None, :], CAP,
     )  # fmt: skip
     steps = either(
         ring_dt[None, :], (dt + heads)[None, :], tokens[:, None], at, token, H, dt_stride, wanted, CAP
@@ -74,7 +75,7 @@ def front_one(
     tile = mine[:, None] & (channels < P)[None, :]
     value = tl.load(x + token * x_stride + heads[:, None] * P + channels[None, :], mask=tile, other=0.0)
     dots = tl.sum(keys.to(tl.float32) * query[None, :], 1)
-    seen = tl.exp(tl.cumsum(after, 0, reverse=True)) * steps * dots[:, None]
+    seen = tl.exp(tl.cumsum(after, 0)) * steps * dots[:, None]
     home = lane.to(tl.int64) * H + heads
     tl.store(seen_out + home[None, :] * LP + places[:, None], seen, mask=mine[None, :])
     tl.store(gain_out + home, tl.exp(tl.sum(gates, 0)), mask=mine)
@@ -86,15 +87,6 @@ def front_one(
         journal_x + (row * CAP + place) * H * P + heads[:, None] * P + channels[None, :], value, mask=tile
     )
     tl.store(ring_b + place * (G * S), own_key, mask=inner & (part == 0))
-
-
-@triton.jit
-def _checkpoint(
-    saved, slot, head, states, channels, wanted, H: tl.constexpr, S: tl.constexpr, P: tl.constexpr
-):
-    """[states, channels] of a head's checkpoint, zero where it is not wanted"""
-    tile = states[:, None] * P + channels[None, :]
-    return tl.load(saved + (slot * H + head) * S * P + tile, mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -120,31 +112,61 @@ def _folded(state, decay, keys, weight, values):
 
 
 @triton.jit
-def fold_lines(
-    saved, journal_x, journal_b, journal_dt, journal_g, folds, rows, base, read_slot, write_slot,
+def fold_one(
+    c, out, saved, journal_x, journal_b, journal_dt, journal_g, seen_in, gain_in, folds,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride, few,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Lines that the journal holds whole go to their checkpoints. Few lanes fold in a step: programs share these."""
-    block, head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """As `gated_delta.single_kernels.fold_one`."""
     H: tl.constexpr = G * GROUP
-    states, channels, places = tl.arange(0, SP), block * BP + tl.arange(0, BP), tl.arange(0, JP)
-    inner, inside, real = (states < S)[None, :], (channels < P)[None, :], (places < J)[:, None]
-    tile = (states < S)[:, None] & inside
-    for nth in range(mine + 1, tl.load(folds) + 1, tl.num_programs(2)):
-        lane = tl.load(folds + nth)
-        row, begin = tl.load(rows + lane).to(tl.int64), tl.load(base + lane)
+    BLOCKS: tl.constexpr = (P + BP - 1) // BP
+    states, places = tl.arange(0, SP), tl.arange(0, JP)
+    inner, real = states < S, (places < J)[:, None]
+    pieces, mine = tl.load(folds) * H * BLOCKS, tl.program_id(0)
+    workers = fold_workers(pieces, few)
+    for item in range(tl.where(mine < workers, mine, pieces), pieces, workers):
+        lane, head = tl.load(folds + 1 + item // (H * BLOCKS)), item // BLOCKS % H
+        channels = item % BLOCKS * BP + tl.arange(0, BP)
+        inside = channels < P
+        row, exists = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane) > 0
+        begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-        state = _checkpoint(saved, slot, head, states, channels, tile & (begin > 0), H, S, P)
+        token = tl.load(offsets + lane).to(tl.int64)
+        tile, offset = inner[:, None] & inside[None, :], states[:, None] * P + channels[None, :]
+        state = tl.load(saved + (slot * H + head) * S * P + offset, mask=tile & (begin > 0), other=0.0)
         place = ((begin + places) % CAP)[:, None]
         ring_b = journal_b + (row * CAP * G + head // GROUP) * S + states[None, :]
         ring_x = journal_x + (row * CAP * H + head) * P + channels[None, :]
-        keys = tl.load(ring_b + place * (G * S), mask=real & inner, other=0.0)
-        values = tl.load(ring_x + place * (H * P), mask=real & inside, other=0.0)
+        keys = tl.load(ring_b + place * (G * S), mask=real & inner[None, :], other=0.0)
+        values = tl.load(ring_x + place * (H * P), mask=real & inside[None, :], other=0.0)
+        query = tl.load(c + token * c_stride + (head // GROUP) * S + states, mask=inner & exists, other=0.0)
+        since, seen, gain = _since_one(
+            lane, row, head, at, end, channels, inside & exists, journal_x, seen_in, gain_in, H, P, LP, CAP
+        )
         decay, weight = _line(journal_dt, journal_g, row, begin, head, H, J, JP, CAP)
-        folded = _folded(state, decay, keys, weight, values)
-        home = saved + (target * H + head) * S * P
-        tl.store(home + states[:, None] * P + channels[None, :], folded, mask=tile)
+        state = _folded(state, decay, keys, weight, values)
+        tl.store(saved + (target * H + head) * S * P + offset, state, mask=tile)
+        recalled = tl.sum(state.to(tl.float32) * query.to(tl.float32)[:, None], 0)
+        result = gain * recalled + tl.sum(seen[:, None] * since, 0)
+        tl.store(out + (token * H + head) * P + channels, result, mask=inside & exists)
+
+
+@triton.jit
+def _since_one(
+    lane, row, head, at, end, channels, inside, journal_x, seen_in, gain_in,
+    H: tl.constexpr, P: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """What a token sees since the checkpoint, itself included [LP, BP]; how much of each; and of the checkpoint."""
+    places, mine = tl.arange(0, LP), lane.to(tl.int64) * H + head
+    values = tl.load(
+        journal_x
+        + (row * CAP * H + head) * P
+        + (back(at + 1, LP, CAP)[:, None] * (H * P) + channels[None, :]),
+        mask=(places <= (at - end).to(tl.int32))[:, None] & inside[None, :],
+        other=0.0,
+    )
+    return values.to(tl.float32), tl.load(seen_in + mine * LP + places), tl.load(gain_in + mine)
 
 
 @triton.jit
@@ -152,40 +174,31 @@ def main_one(
     c, out,  # [tokens, G, S], [tokens, H, P]
     saved,  # [slots, H, S, P]
     journal_x, seen_in, gain_in,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride,
+    rows, counts, offsets, position, base, end_base, read_slot, c_stride,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
     P: tl.constexpr, BP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Windows of one token, after `fold_lines`. Parts of SC states at a time need fewer registers."""
+    """Windows of one token, of lanes that do not fold. Parts of SC states at a time need fewer registers."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     H: tl.constexpr = G * GROUP
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
     begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
     slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
-    target = tl.load(write_slot + lane).to(tl.int64)
-    if (row == 0) | (count == 0):
+    if (row == 0) | (count == 0) | (end > begin):
         return
-    some, places, channels = tl.arange(0, SC), tl.arange(0, LP), block * BP + tl.arange(0, BP)
-    inside, mine = channels < P, lane.to(tl.int64) * H + head
-    state = saved + (tl.where(end > begin, target, slot) * H + head) * S * P + channels[None, :]
+    channels = block * BP + tl.arange(0, BP)
+    inside = channels < P
     query = c + token * c_stride + (head // GROUP) * S
-    values = tl.load(
-        journal_x
-        + (row * CAP * H + head) * P
-        + (((end % CAP).to(tl.int32) + places) % CAP)[:, None] * (H * P)
-        + channels[None, :],
-        mask=(places <= (at - end).to(tl.int32))[:, None] & inside[None, :],
-        other=0.0,
+    parts = load_parts(saved, slot, head, channels, inside & (end > 0), H, S, SP, P, SC, 4)
+    since, seen, gain = _since_one(
+        lane, row, head, at, end, channels, inside, journal_x, seen_in, gain_in, H, P, LP, CAP
     )
-    seen, gain = tl.load(seen_in + mine * LP + places), tl.load(gain_in + mine)
     recalled = tl.zeros((SC, BP), tl.float32)
     for i in tl.static_range(SP // SC):
-        states = i * SC + some
-        inner = states < S
-        known = inner[:, None] & inside[None, :] & (end > 0)
-        numbers = tl.load(state + states[:, None] * P, mask=known, other=0.0).to(tl.float32)
-        recalled += numbers * tl.load(query + states, mask=inner, other=0.0).to(tl.float32)[:, None]
-    result = gain * tl.sum(recalled, 0) + tl.sum(seen[:, None] * values.to(tl.float32), 0)
+        states = i * SC + tl.arange(0, SC)
+        of_query = tl.load(query + states, mask=states < S, other=0.0).to(tl.float32)
+        recalled += parts[i].to(tl.float32) * of_query[:, None]
+    result = gain * tl.sum(recalled, 0) + tl.sum(seen[:, None] * since, 0)
     tl.store(out + (token * H + head) * P + channels, result, mask=inside)
 
 
@@ -196,13 +209,14 @@ def front(
     seen_out,  # [lanes, H, TP, LP]: what each token sees of each entry since the checkpoint, or since the line
     gain_out,  # [lanes, H, TP]: decay of the checkpoint, or of the state at the line
     mid_out, mid_gain,  # [lanes, H, JP], [lanes, H]: weights of the fold that the window passes
-    rows, counts, offsets, position, end_base,
+    rows, counts, offsets, position, end_base, tree, tree_size,
     x_stride, b_stride, c_stride, dt_stride, g_stride,
     G: tl.constexpr, GROUP: tl.constexpr, HB: tl.constexpr, P: tl.constexpr, PP: tl.constexpr,
     S: tl.constexpr, SP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr,
-    CAP: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
-    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J."""
+    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J. Nodes
+    of a TREE pass none, and see their ancestors of one another."""
     block, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
     at, end = tl.load(position + lane), tl.load(end_base + lane)
@@ -213,7 +227,8 @@ def front(
     BLOCKS: tl.constexpr = GROUP // HB
     group, part = block // BLOCKS, block % BLOCKS
     held = (at - end).to(tl.int32)
-    passes = held + count > J
+    line = tl.full((), BEYOND, tl.int32) if TREE else tl.full((), J, tl.int32)
+    passes = held + count > line
     places, window = tl.arange(0, LP), tl.arange(0, TP)
     states, channels = tl.arange(0, SP), tl.arange(0, PP)
     inner = states < S
@@ -237,9 +252,12 @@ def front(
     tl.store(
         ring_b[None, :] + ring[:, None] * (G * S), keys, mask=(new & (part == 0))[:, None] & inner[None, :]
     )
-    beyond = own_place >= J
+    beyond = own_place >= line
     reach = (places[None, :] <= own_place[:, None]) & alive[:, None]  # [TP, LP]: no later than the token
-    visible = reach & ((places[None, :] >= J) | ~beyond[:, None])
+    if TREE:
+        own = reach & new[None, :]
+        reach &= ~new[None, :] | sees(tree, tree_size, lane, window[:, None], (places - held)[None, :], own)
+    visible = reach & ((places[None, :] >= line) | ~beyond[:, None])
     later = (places[:, None] > places[None, :]).to(tl.float32)  # [r, i]: r comes after i
     at_line = own_place == J - 1
     for member in tl.static_range(HB):
@@ -324,7 +342,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, P: tl.constexpr,
     BP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
-    FOLDS: tl.constexpr,
+    FOLDS: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -333,7 +351,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    passes = held + count > J
+    passes = (held + count > J) & (not TREE)
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
     H: tl.constexpr = G * GROUP

@@ -13,7 +13,18 @@ from torch import Tensor
 from ...config import CHUNK
 from ..places import TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, Exports, append_tails, beside, folds_of, join, padded, rowwise, tell
+from ..twins.launch import (
+    Exports,
+    FoldTiles,
+    append_tails,
+    beside,
+    folds_of,
+    join,
+    padded,
+    rowwise,
+    tell,
+    tree_of,
+)
 from . import kernels
 
 ORDER = ("head", "state", "channel")
@@ -32,7 +43,10 @@ class Tiles:
 USUAL_STATES = 128
 """Tiles are chosen for so many states of a head; programs with more have as many more warps."""
 WINDOWS = Tiles(channels=32, warps=1)
-FOLDS = Tiles(channels=32, warps=4)
+SINGLES = Tiles(channels=32, warps=1, states=4)
+FOLDS = FoldTiles(32, 4, registers=128)
+HEADS = 16
+"""Of a group, that a program takes before the rule."""
 RUN_BYTES, RUN_WARPS = 128, 4
 """Runs multiply with the instructions of whole warp groups, which have been seen to read rows of 64 bytes wrongly, or
 to reach beyond their memory (Triton 3.6 on an H200: 32 channels in bfloat16), and rows of 128 bytes rightly."""
@@ -81,10 +95,10 @@ def advance(
     step: StateStep,
     out: Tensor,
     *,
-    tiles: Tiles = WINDOWS,
+    tiles: Tiles | None = None,
     run_tiles: Tiles | None = None,
 ) -> Tensor:
-    """As `ops.journal.advance` does for SSD; windows are chains. The pool has its axes in ORDER."""
+    """As `ops.journal.advance` does for SSD. The pool has its axes in ORDER."""
     tell(pool, step, len(x))
     inputs = {"x": x, "b": b, "c": c, "dt": dt, "log_decay": log_decay}
     inputs = {name: rowwise(given) for name, given in inputs.items()}
@@ -100,7 +114,7 @@ def advance(
 
 
 def _windows(
-    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles
+    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles | None
 ) -> None:
     lanes, (heads, width), (groups, states) = len(step.rows), inputs["x"].shape[1:], inputs["b"].shape[1:]
     tokens, places = _places(step)
@@ -113,34 +127,35 @@ def _windows(
         "G": groups, "GROUP": group, "P": width, "S": states, "SP": padded(states), "LP": places,
         "CAP": pool.capacity,
     }  # fmt: skip
+    tiles = tiles or (SINGLES if step.longest_window <= 1 else WINDOWS)
     blocks = (triton.cdiv(width, tiles.channels), heads, lanes)
     absorbed: tuple[Any, ...] = (inputs["c"], out, pool.saved, *journal)
     line = {"J": step.grid, "JP": padded(step.grid)}
     deeper = _deeper(states)
     if step.longest_window <= 1:
-        folds, few = folds_of(step), min(LEAST, triton.next_power_of_2(group))
-        cut: dict[str, Any] = {name: size for name, size in shape.items() if name != "LP"}
-        with beside(out.device):
-            kernels.fold_lines[(triton.cdiv(width, FOLDS.channels), heads, triton.cdiv(lanes, step.grid))](
-                pool.saved, *journal, folds, step.rows, step.base, step.read_slot, step.write_slot,
-                **cut, **line, BP=FOLDS.channels, num_warps=FOLDS.warps * deeper,
-            )  # fmt: skip
-        kernels.front_one[(groups * triton.cdiv(group, few), lanes)](
+        folds, together = folds_of(step), min(HEADS, triton.next_power_of_2(group))
+        kernels.front_one[(groups * triton.cdiv(group, together), lanes)](
             *inputs.values(), *journal, scratch.seen, scratch.gain, *cursors, step.end_base, *strides,
-            **shape, HB=few, PP=padded(width), num_warps=1,
+            **shape, HB=together, PP=padded(width), num_warps=1,
         )  # fmt: skip
-        join(out.device)
+        programs, few = FOLDS.programs(step, heads * triton.cdiv(width, FOLDS.width))
+        with beside(out.device):
+            kernels.fold_one[(programs,)](
+                *absorbed, scratch.seen, scratch.gain, folds, *cursors, *slots, inputs["c"].stride(0), few,
+                **shape, **line, BP=FOLDS.width, num_warps=FOLDS.warps * deeper, maxnreg=FOLDS.registers,
+            )  # fmt: skip
         kernels.main_one[blocks](
-            inputs["c"], out, pool.saved, journal[0], scratch.seen, scratch.gain, *cursors, *slots,
+            inputs["c"], out, pool.saved, journal[0], scratch.seen, scratch.gain, *cursors, *slots[:3],
             inputs["c"].stride(0), **shape, BP=tiles.channels, SC=min(tiles.states, shape["SP"]),
             num_warps=tiles.warps * deeper,
         )  # fmt: skip
+        join(out.device)
     else:
         few = math.gcd(group, 4)
         coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
-        shape |= {**line, "TP": tokens}
+        shape |= {**line, "TP": tokens, "TREE": step.tree is not None}
         kernels.front[(heads // few, lanes)](
-            *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *strides,
+            *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
             **shape, HB=few, PP=padded(width), num_warps=4,
         )  # fmt: skip
         arguments = (*absorbed, *coefficients, *cursors, *slots, inputs["c"].stride(0))

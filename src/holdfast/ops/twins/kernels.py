@@ -1,5 +1,5 @@
-"""Parts of kernels: how one follows another, products at float32 accuracy, tokens that lie in the journal or are
-given, journals' tails."""
+"""Parts of kernels: how one follows another, places in a ring, products at float32 accuracy, tokens that lie in the
+journal or are given, journals' tails."""
 
 from __future__ import annotations
 
@@ -20,6 +20,26 @@ def follow(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+PIECES = tl.constexpr(32)
+"""Of folds, no program takes more if others can."""
+
+
+@triton.jit
+def fold_workers(pieces, few):
+    """How many of a launch's programs are to fold: few, so that others can run beside, unless pieces are many."""
+    return tl.minimum(tl.maximum(tl.cdiv(pieces, PIECES), few), tl.num_programs(0))
+
+
+BEYOND = tl.constexpr(1 << 30)
+"""No window goes so far: where the next line is to one that branches. It passes none."""
+
+
+@triton.jit
+def sees(tree, size, lane, nodes, others, real):
+    """Of a window that branches: whether each of these nodes sees each of the others. tree [windows, size, size]"""
+    return tl.load(tree + (lane.to(tl.int64) * size + nodes) * size + others, mask=real, other=0) != 0
+
+
 @triton.jit
 def list_folds(rows, base, end_base, folds, lanes, LP: tl.constexpr):
     """folds [1 + lanes]: how many lanes fold, and which."""
@@ -29,6 +49,21 @@ def list_folds(rows, base, end_base, folds, lanes, LP: tl.constexpr):
     folding = ((tl.load(rows + every, mask=real, other=0) > 0) & (ends > begins)).to(tl.int32)
     tl.store(folds + tl.cumsum(folding), every, mask=folding > 0)
     tl.store(folds, tl.sum(folding))
+
+
+@triton.jit
+def back(at, COUNT: tl.constexpr, CAP: tl.constexpr):
+    """[COUNT]: where the entries before `at` lie in a ring of CAP places, the newest first; of no use are those of
+    positions below 0."""
+    return (((at - 1) % CAP).to(tl.int32) - tl.arange(0, COUNT) + COUNT * CAP) % CAP
+
+
+@triton.jit
+def side_by_side(COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """arange(0, COUNT), of which the compiler knows only that so many lie side by side: no thread takes more of what
+    is loaded by it, however few bytes that is."""
+    every = tl.arange(0, COUNT)
+    return every // WIDTH * WIDTH + every % WIDTH
 
 
 @triton.jit

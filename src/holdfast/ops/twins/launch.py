@@ -40,11 +40,12 @@ _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Launches here may run at the same time as those that follow, until `join`."""
+    """Launches here may run at the same time as those that follow, until `join`; their programs come first, or else
+    they would wait until all of the others have begun."""
     if device.type != "cuda":
         yield
         return
-    side = _sides.setdefault(device, torch.cuda.Stream(device))
+    side = _sides.setdefault(device, torch.cuda.Stream(device, priority=-1))
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield
@@ -68,6 +69,33 @@ def launches_early(device: torch.device) -> bool:
 # --- windows -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class FoldTiles:
+    """How folds of single tokens are cut: channels of a program, its warps; programs for every multiprocessor."""
+
+    width: int
+    warps: int
+    share: int = 1
+    registers: int | None = None
+
+    def programs(self, step: StateStep, pieces: int) -> tuple[int, int]:
+        """pieces: of a lane. How many are launched, and how many of them are to work if few lanes fold."""
+        most = step.num_windows * pieces
+        if step.grid == 1:  # all fold, and nothing runs beside them
+            return most, most
+        there = multiprocessors(step.rows.device)
+        return min(most, MANY_FOLDS * there), min(most, self.share * there)
+
+
+MANY_FOLDS = 4
+"""Programs for every multiprocessor if all lanes fold at once."""
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 def folds_of(step: StateStep) -> Tensor:
     """[1 + windows]: how many of them fold, and which."""
 
@@ -80,6 +108,14 @@ def folds_of(step: StateStep) -> Tensor:
         return folds
 
     return step.once("folds", listed)
+
+
+def tree_of(step: StateStep) -> tuple[Tensor, int]:
+    """For kernels with TREE: who sees whom in each window, [windows, T, T] of bytes, and T; if they branch."""
+    if step.tree is None:
+        return step.rows, 0
+    ancestors = step.tree.ancestors
+    return step.once("bytes of a tree", lambda: ancestors.contiguous().view(torch.uint8)), ancestors.shape[-1]
 
 
 # --- runs --------------------------------------------------------------------------------------------------
@@ -172,6 +208,9 @@ class _Nothing:
 def tell(pool: TemporalState, step: StateStep, tokens: int) -> None:
     """Tell the watch, if there is one, what the reference would: it runs, over a state that has no elements."""
     if pool.watch is None:
+        return
+    if step.uniform:
+        pool.watch.used(step.whole())
         return
     rows, device = len(next(iter(pool.journal.values()))), pool.saved.device
     ghost = TemporalState(

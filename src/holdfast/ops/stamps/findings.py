@@ -1,0 +1,36 @@
+"""What the checks' kernels find, as numbers in one buffer: how many findings there are, then the fields of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CURSOR, TOKEN, READ, WRITE, PUBLISH = range(5)
+WHAT = ("cursor", "read", "read", "write", "publish")
+MOST = 64
+"""Findings of a step that are kept."""
+NO_STATE, NO_STAMP = -1, -2
+
+
+class Found(NamedTuple):
+    what: int
+    state: int
+    row: int
+    place: int
+    expected: int
+    stamp: int
+
+
+FIELDS = len(Found._fields)
+
+
+def buffer(device: torch.device) -> Tensor:
+    return torch.zeros(1 + MOST * FIELDS, dtype=torch.int64, device=device)
+
+
+def read(found: Tensor) -> list[Found]:
+    """Of a buffer on the host."""
+    kept = min(int(found[0]), MOST)
+    return [Found(*fields) for fields in found[1:].view(MOST, FIELDS)[:kept].tolist()]

@@ -1,0 +1,173 @@
+"""Stamps of a step of single tokens, compared and written in Triton. What they mean is told in `memory.stamps`.
+
+Findings go to one buffer (`findings`). A program reports the first that it meets of each kind. A lane whose row is 0
+is padding, and nothing is looked at for it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import findings
+
+FIELDS = tl.constexpr(findings.FIELDS)
+MOST = tl.constexpr(findings.MOST)
+NO_STATE, NO_STAMP = tl.constexpr(findings.NO_STATE), tl.constexpr(findings.NO_STAMP)
+CURSOR, TOKEN = tl.constexpr(findings.CURSOR), tl.constexpr(findings.TOKEN)
+READ, WRITE, PUBLISH = map(tl.constexpr, (findings.READ, findings.WRITE, findings.PUBLISH))
+POSITION = tl.constexpr((1 << 24) - 1)
+"""The bits of a stamp that say how long the text is."""
+
+
+@triton.jit
+def _report(found, wrong, what, state, row, place, expected, stamp):
+    if wrong:
+        number = tl.atomic_add(found, 1)
+        if number < MOST:
+            to = found + 1 + number * FIELDS
+            tl.store(to, what)
+            tl.store(to + 1, state)
+            tl.store(to + 2, row)
+            tl.store(to + 3, place)
+            tl.store(to + 4, expected)
+            tl.store(to + 5, stamp)
+
+
+@triton.jit
+def _after(stamp, token, keys, longest):
+    """The stamp of a text with `stamp`, when `token` has come to it."""
+    position = tl.minimum(stamp & POSITION, longest - 1)
+    return stamp + token * tl.load(keys + position) + 1
+
+
+@triton.jit
+def cursors(
+    found, missing,  # a state that nobody used, or -1
+    meant, meant_row,  # [4, lanes]: row, least and most position, tokens; as the plan has them
+    rows, counts, position, tokens, tell, chosen,  # [lanes]; tell: rows that are given what was chosen
+    stand, chain, chain_row, keys, longest,
+):  # fmt: skip
+    """One program for each lane: does it stand where its row should, with the token that should be there? Then the
+    row stands behind that token, and what was chosen comes after it."""
+    lane = tl.program_id(0)
+    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
+    wanted = tl.load(meant + lane)
+    least, most = tl.load(meant + meant_row + lane), tl.load(meant + 2 * meant_row + lane)
+    begin, takes = tl.load(stand + wanted), tl.load(meant + 3 * meant_row + lane)
+    lost = (row != wanted) | (count != takes)
+    lost = lost | ((wanted > 0) & ((at != begin) | (begin > most) | (begin < least)))
+    _report(found, lost, CURSOR, NO_STATE, wanted, row, begin, NO_STAMP)
+    if wanted > 0:
+        _report(found, missing >= 0, WRITE, missing, wanted, 0, 0, NO_STAMP)
+        text, end = chain + wanted * chain_row, begin + takes
+        if takes > 0:
+            made = _after(tl.load(text + begin), tl.load(tokens + lane), keys, longest)
+            _report(found, made != tl.load(text + end), TOKEN, NO_STATE, wanted, wanted, end, NO_STAMP)
+        tl.store(stand + wanted, end)
+        if (tl.load(tell + lane) > 0) & (end < longest):
+            tl.store(text + end + 1, _after(tl.load(text + end), tl.load(chosen + lane), keys, longest))
+
+
+@triton.jit
+def recurrent(
+    found, states, ring, ring_state, slots, slots_state,  # states [n, 2]: which of the ring's stamps, of the slots'
+    meant, rows, counts, position, base, read_slot, end_base, write_slot, used,  # [lanes]
+    stand, tickets, slot_owner, granted, granted_row,  # granted [2, rows]: slot, line
+    chain, chain_row, CAP: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    """One program for each lane and state: what the token needs is there, and it is written where it may be.
+
+    REACH  inputs that are read before the token, and kept with a checkpoint; 0: all entries since the checkpoint
+    """
+    lane, number = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + lane)
+    if row > 0:
+        count, at, start = tl.load(counts + lane), tl.load(position + lane), tl.load(base + lane)
+        end, came_from = tl.load(end_base + lane), tl.load(read_slot + lane)
+        folds = end > start
+        cells = ring + tl.load(states + 2 * number) * ring_state + row * CAP
+        state = tl.load(states + 2 * number + 1)
+        saved = slots + state * slots_state
+        text = chain + row * chain_row
+
+        cell = tl.arange(0, BC)
+        place = (
+            at - 1 - (at - 1 - cell + BC * CAP) % CAP
+        )  # the last position before this one that is kept there
+        wanted = (cell < CAP) & (place >= start)
+        if REACH:
+            before_fold = folds & (place >= end - REACH) & (place < end)
+            wanted = wanted & (((count > 0) & (place >= at - REACH)) | before_fold)
+        held = tl.load(cells + cell, mask=wanted, other=0)
+        wrong = wanted & (held != tl.load(text + place + 1, mask=wanted, other=0))
+        first = tl.min(tl.where(wrong, place, at), 0)
+        stamp = tl.sum(tl.where(wrong & (place == first), held, 0), 0)
+        _report(found, first < at, READ, state, row, row * CAP + first % CAP, first + 1, stamp)
+
+        reads = (start > 0) & ((count > 0) | folds)
+        if REACH:
+            reads = reads & (((count > 0) & (at - REACH < start)) | (folds & (end - REACH < start)))
+        if reads:
+            stamp = tl.load(saved + came_from)
+            other = stamp != tl.load(text + start)
+            _report(found, other, READ, state, row, came_from, start, stamp)
+
+        tl.debug_barrier()  # a fold may be in place
+        stands = tl.load(stand + row)
+        misplaced = (row != tl.load(meant + lane)) | (at + count != stands)
+        slot = tl.load(write_slot + lane)
+        if folds:
+            foreign = (tl.load(slot_owner + slot) != tl.load(tickets + row)) | (end > stands) | misplaced
+            _report(found, foreign, WRITE, state, row, slot, end, NO_STAMP)
+            tl.store(saved + slot, tl.load(text + end))
+        if tl.load(used + lane) > 0:
+            promised, line = tl.load(granted + row), tl.load(granted + granted_row + row)
+            other = (promised != slot) | (line != end) | (end == start)
+            _report(found, other, PUBLISH, state, row, promised, line, tl.load(saved + promised))
+        if count > 0:
+            _report(found, misplaced, WRITE, state, row, row * CAP + at % CAP, at + 1, NO_STAMP)
+            tl.store(cells + at % CAP, tl.load(text + at + 1))
+
+
+@triton.jit
+def paged(
+    found, states, first_state, stamps, stamps_state,  # states [n, 2]: which of the stamps
+    pages, pages_row, meant, rows, counts, position,
+    stand, tickets, page_owner, chain, chain_row,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """One program for each lane, layer and BLOCK * BLOCKS positions: all pages hold the row's tokens. The first one
+    of them looks after the token that is written."""
+    lane, number, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
+    begin = part * BLOCK * BLOCKS
+    if (row > 0) & (count > 0) & (begin <= at):
+        own = tl.load(states + 2 * number)
+        state = first_state + own
+        there, text, table = stamps + own * stamps_state, chain + row * chain_row, pages + row * pages_row
+        for block in range(BLOCKS):
+            place = begin + block * BLOCK + tl.arange(0, BLOCK)
+            wanted = place < at
+            page = tl.load(table + place // PAGE, mask=wanted, other=0).to(tl.int64)
+            held = tl.load(there + page * PAGE + place % PAGE, mask=wanted, other=0)
+            wrong = wanted & (held != tl.load(text + place + 1, mask=wanted, other=0))
+            first = tl.min(tl.where(wrong, place, at), 0)
+            stamp = tl.sum(tl.where(wrong & (place == first), held, 0), 0)
+            where = tl.sum(tl.where(place == first, page * PAGE + place % PAGE, 0), 0)
+            _report(found, first < at, READ, state, row, where, first + 1, stamp)
+        if part == 0:
+            page = tl.load(table + at // PAGE).to(tl.int64)
+            foreign = tl.load(page_owner + page) != tl.load(tickets + row)
+            foreign = foreign | (row != tl.load(meant + lane)) | (at + count != tl.load(stand + row))
+            _report(found, foreign, WRITE, state, row, page * PAGE + at % PAGE, at + 1, NO_STAMP)
+            tl.store(there + page * PAGE + at % PAGE, tl.load(text + at + 1))
+
+
+@triton.jit
+def published(rows, used, granted, slot_owner, NOBODY: tl.constexpr):
+    """A slot that was promised and used belongs to nobody from now on."""
+    lane = tl.program_id(0)
+    row = tl.load(rows + lane)
+    if (row > 0) & (tl.load(used + lane) > 0):
+        tl.store(slot_owner + tl.load(granted + row), NOBODY)

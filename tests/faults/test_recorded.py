@@ -1,0 +1,129 @@
+"""The sanitizer in recorded steps: it finds what it finds elsewhere, and nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.executor.fake_graphs import FakeGraph, fake_graphs
+from tests.executor.test_graphs import interpreted, recording_runner
+
+from holdfast import engine as engines
+from holdfast.executor import runner
+from holdfast.executor.readback import Fetch
+from holdfast.layers.short_conv import ShortConv
+from holdfast.memory.single_tokens import SingleTokens
+
+from .fault import LFM2, MAMBA2, Ask, Fault, Scene, wrap
+from .harness import Outcome, healthy, make_engine, run, weights
+from .museum import FAULTS
+
+__all__ = ["fake_graphs"]
+
+SMALL = dict(max_num_seqs=2, fold_every=8)
+SCENE = Scene(LFM2, (Ask(13, 8), Ask(5, 14), Ask(9, 9)), dict(backend="triton", **SMALL))
+"""Lines are passed and pages begun while all decode, and a row has a second tenant."""
+SHARED = (Ask(66, 24, shared=64), Ask(90, 20, shared=64, after=22), Ask(67, 20, shared=64, after=24))
+SCENES = {
+    "lfm2": SCENE,
+    "shared": replace(SCENE, asks=SHARED),
+    "mamba2": replace(SCENE, model=MAMBA2),
+}
+BY_NAME = {fault.name: fault for fault in FAULTS}
+FOUND = {
+    "next-lanes-slots": SCENE,
+    "cursors-of-the-last-tenant": SCENE,
+    "page-of-the-last-tenant": SCENE,
+    "slot-of-the-step-before": SCENE,
+    "slot-given-twice": SCENE,
+    "token-a-place-early": SCENE,
+    "checkpoint-given-away": SCENES["shared"],
+}
+
+
+def plain(scene: Scene) -> Outcome:
+    """By the reference's operations."""
+    return healthy(replace(scene, options=SMALL))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph]) -> list[int]:
+    """Engines record; and how many steps were checked so."""
+    settled: list[int] = []
+    for name in (LFM2, MAMBA2):
+        weights(name, "cpu")  # now, while engines do not record: these have the reference's operations
+    for scene in SCENES.values():
+        plain(scene)
+
+    def counted(expect: Callable[..., Any]) -> Callable[..., Any]:
+        def told(checks: SingleTokens, work: Any, *stands: Any) -> None:
+            settled.append(len(work))
+            expect(checks, work, *stands)
+
+        return told
+
+    monkeypatch.setattr(engines, "Runner", recording_runner)
+    monkeypatch.setattr(runner, "RECORDED", runner.RECORDED[:1])
+    monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
+    wrap(monkeypatch, SingleTokens, "expect", counted)
+    return settled
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shared", "mamba2"))]
+)
+def test_nothing_is_found_where_nothing_is_wrong(recorded: list[int], name: str) -> None:
+    scene = SCENES[name]
+    guarded = run(scene, "stamps")
+    assert not guarded.findings and len(recorded) > 12
+    assert all(map(len, guarded.tokens)) and guarded.tokens == plain(scene).tokens
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "scene"),
+    [pytest.param(BY_NAME[name], scene, id=name) for name, scene in FOUND.items()],
+)
+def test_faults_are_found(
+    recorded: list[int], monkeypatch: pytest.MonkeyPatch, fault: Fault, scene: Scene
+) -> None:
+    fault.plant(monkeypatch)
+    assert run(scene, "stamps").findings and recorded
+
+
+@interpreted
+@pytest.mark.slow
+def test_a_layer_with_the_slots_of_others_is_named(
+    recorded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other layers are given the right ones."""
+
+    def misled(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(layer: ShortConv, x: torch.Tensor, batch: Any) -> Any:
+            if layer.name == "blocks.2" and batch.step.uniform:
+                rows = batch.step.rows.flip(0)
+                batch = replace(
+                    batch, step=replace(batch.step, rows=torch.where(batch.step.rows > 0, rows, 0))
+                )
+            return forward(layer, x, batch)
+
+        return run
+
+    wrap(monkeypatch, ShortConv, "forward", misled)
+    found = run(SCENE, "stamps").findings
+    assert found and {finding.layer for finding in found} == {"blocks.2"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FOUND)
+def test_faults_are_found_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    scene = replace(FOUND[name], options=SMALL | {"device": "cuda"})
+    made = make_engine(scene, "stamps")
+    assert len(made.runner.graphs) and not run(scene, "stamps").findings
+    BY_NAME[name].plant(monkeypatch)
+    assert run(scene, "stamps").findings
