@@ -271,10 +271,14 @@ class Scheduler:
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
-        seat.quiet_until = 0
-        if window is BONUS and not seat.drafted:  # the next token is then all that it has to do
-            page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
-            seat.quiet_until = min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
+        seat.quiet_until = self._quiet_until(seat) if window is BONUS else 0
+
+    def _quiet_until(self, seat: Seat) -> int:
+        """Of one whose next token is all that it has to do; where it stands is certain."""
+        if seat.drafted or seat.request.uncertain:
+            return 0
+        page_end = (seat.request.planned // self._limits.page_size + 1) * self._limits.page_size
+        return min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
