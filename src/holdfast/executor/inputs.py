@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, max_window, run_reaches
+from ..ids import PAD_ROW
 from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
-from ..plan import Grant, RowWork, StepPlan
+from ..plan import Grant, RowWork, StepPlan, Window
 
 
 class Buffer:
@@ -175,6 +176,12 @@ class Inputs:
         """A uniform step in which nobody takes part."""
         self._before = None
         return self._lay_out(StepPlan(0), shape, 0, 0)
+
+    def run_of_padding(self, tokens: int) -> Lanes:
+        """A step of one run, which is nobody's."""
+        self._before = None
+        work = RowWork(PAD_ROW, 0, tokens, Window())
+        return self._lay_out(StepPlan(0, work=(work,), positions=(0,), uncertain=(0,)), None, 0, 0)
 
     def _lay_out(
         self,

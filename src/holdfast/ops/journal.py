@@ -321,7 +321,9 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 
 def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> list[Tensor]:
     """Checkpoints in float32, logical axes; to be read only, for they may be the pool's own."""
-    return [piece.permute(rule.axes).float() for piece in pool.load(at)]
+    stored = pool.load(at)
+    ordered = stored if rule.axes == tuple(range(len(rule.axes))) else [s.permute(rule.axes) for s in stored]
+    return [piece.float() for piece in ordered]
 
 
 def joined(state: States) -> Tensor:

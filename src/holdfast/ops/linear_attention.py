@@ -19,8 +19,10 @@ def recall(probes: Tensor, state: States) -> Tensor:
     """probes [N, H, T, K], states [N, H, V, K] -> [N, H, T, V]"""
     if isinstance(state, Tensor):
         return probes @ state.mT
-    lanes = probes.split_with_sizes([len(piece) for piece in state])
-    return torch.cat([some @ piece.mT for some, piece in zip(lanes, state, strict=True)])
+    heads = probes.shape[1]
+    some = probes.flatten(0, 1).split_with_sizes([len(piece) * heads for piece in state])
+    met = [torch.bmm(each, piece.flatten(0, 1).mT) for each, piece in zip(some, state, strict=True)]
+    return torch.cat(met).unflatten(0, (-1, heads))
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
