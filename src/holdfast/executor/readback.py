@@ -147,9 +147,9 @@ class InFlight:
         """The parts of the report. Few steps need all of them as lists."""
         lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
         ends = list(accumulate([0] + [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]))
-        [report] = self.report.wait()
-        told = report.numpy()
-        return tuple(told[begin:end] for begin, end in pairwise(ends))
+        [told] = self.report.wait()
+        numbers = told.numpy()
+        return tuple(numbers[begin:end] for begin, end in pairwise(ends))
 
     def _choosers(self) -> Iterator[tuple[int, int, int]]:
         """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""
