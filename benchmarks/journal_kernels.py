@@ -395,7 +395,7 @@ def microseconds(p: Any, way: Callable[[Any, StateStep], None], budget: float = 
 
 
 FOLD_CUTS: list[tuple[int, int, int, int | None]] = [
-    (32, 4, 2, 128), (32, 4, 4, 128), (32, 4, 1, None), (32, 2, 1, None), (16, 4, 1, None), (16, 2, 2, None)
+    (32, 4, 1, 128), (32, 4, 2, 128), (32, 2, 4, None), (16, 2, 4, None)
 ]  # fmt: skip
 """Other ways to cut folds: channels of a program, its warps, programs for every multiprocessor, registers."""
 BASE_TILES = [kernels.Tiles(values, warps) for values, warps in ((8, 1), (16, 1), (32, 1), (64, 2))]
@@ -443,18 +443,6 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
     if case.part == "verify":
         for cut in ((32, 1, 32, 4), (64, 2, 32, 3), (64, 4, 32, 3), (64, 4, 64, 2), (32, 2, 64, 2)):
             yield f"tiles {cut}", tiles(*cut)
-        folds = kernels.WINDOW_FOLD_TILES
-        for cut in (
-            (32, 2, 32, 2),
-            (32, 4, 32, 2),
-            (64, 4, 32, 2),
-            (32, 4, 64, 1),
-            (64, 4, 64, 1),
-            (32, 4, 128, 1),
-        ):
-            kernels.WINDOW_FOLD_TILES = tiles(*cut)
-            yield f"folds {cut}", None
-        kernels.WINDOW_FOLD_TILES = folds
         return
     yield "as it is", None
     if case.part == "few":
@@ -464,12 +452,11 @@ def variants(case: Case) -> Iterator[tuple[str, kernels.Tiles | None]]:
         yield "three launches", None
         kernels.FEW_LANES = few
         return
-    wide = [(64, 1, 4), (64, 1, 8), (128, 1, 4), (128, 2, 8)]
-    if case.dtype == torch.float8_e4m3fn:  # as int8
-        return
-    cuts = wide if case.dtype in GREATEST else [(32, 1, 4), (32, 1, 16), (16, 1, 8), (64, 2, 8), (64, 2, 4)]
-    for values, warps, keys in cuts:
-        yield f"tiles {values} {warps} {keys}", tiles(values, warps, keys)
+    cuts = [(32, 1, 4), (32, 1, 8), (64, 2, 4), (64, 2, 8)]
+    if case.dtype in GREATEST:
+        cuts = [(64, 1, 8, 4, 8), (64, 1, 16, 4, 8), (64, 1, 8, 4, 16)]
+    for cut in cuts:
+        yield f"tiles {cut}", tiles(*cut)
     size, folds = case.dtype.itemsize, dict(kernels.FOLD_TILES)
     for cut in FOLD_CUTS:
         kernels.FOLD_TILES[size] = FoldTiles(*cut)

@@ -288,7 +288,7 @@ def fastest_rewriting(p: Decode) -> tuple[float, Tile, float]:
 
 def variants(mixer: Mixer) -> Iterator[tuple[str, Tile | None]]:
     """Names of what is tried, and its tile; what else it needs is set while it is timed."""
-    for tile in ((32, 1, 4), (32, 1, 8), (32, 1, 16), (16, 1, 8), (64, 2, 8), (64, 2, 16)):
+    for tile in ((32, 1, 4), (32, 1, 8), (64, 2, 8)):
         yield f"tiles {tile}", tile
     module = {"ssd": ssd, "kda": kda}[mixer.name]
     folds = module.FOLDS
@@ -297,10 +297,10 @@ def variants(mixer: Mixer) -> Iterator[tuple[str, Tile | None]]:
         yield f"folds {cut}", None
     module.FOLDS = folds
     if mixer.name == "kda":
-        for kda.FRONT_WARPS, kda.FRONT_WIDTH in ((1, 4), (1, 2), (4, 2), (2, 2)):
+        for kda.FRONT_WARPS, kda.FRONT_WIDTH in ((1, 4), (2, 2)):
             yield f"front {kda.FRONT_WARPS} {kda.FRONT_WIDTH}", None
     else:
-        for ssd.HEADS in (2, 4, 8, 16):
+        for ssd.HEADS in (8, 16):
             yield f"front {ssd.HEADS}", None
 
 

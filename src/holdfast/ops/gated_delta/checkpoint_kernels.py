@@ -12,7 +12,6 @@ import triton.language as tl
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: a float32 of less than 2^22 that this is added to has no digits after the point."""
-WIDE = tl.constexpr(4)
 
 
 @triton.jit
@@ -84,6 +83,7 @@ def load(
 def load_parts(
     saved, slot, head, values, known,
     HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, KC: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """The same tile, with zeros from K up to KP, in parts of KC keys. A thread takes WIDE channels, however few bytes
     that is, and so more keys: then sums over keys need fewer exchanges between threads."""

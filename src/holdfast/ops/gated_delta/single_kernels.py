@@ -138,10 +138,11 @@ def fold_one(
     qk, v, out, saved, scales, journal_k, journal_u, journal_g, old_in, mix_in, folds,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, few,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Lanes whose journal holds a whole line: it goes to the checkpoint, which the token then meets. Few programs
-    take all of them: so they run beside `main_one`, whose programs would wait until the last of many had begun."""
+    take all of them: so they run beside `main_one`, whose programs would wait until the last of many had begun.
+    AHEAD: they run ahead of it, beside `front`, and leave the tokens to it."""
     HV: tl.constexpr = H * GROUP
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     channels = tl.arange(0, K)
@@ -154,7 +155,7 @@ def fold_one(
         row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
         begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
         slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-        token, exists = tl.load(offsets + lane).to(tl.int64), count > 0
+        token, exists = tl.load(offsets + lane).to(tl.int64), (count > 0) & (not AHEAD)
         probe = qk + (token * 2 * H + value_head // GROUP) * K + channels
         query = tl.load(probe, mask=(channels < K) & exists, other=0.0).to(tl.float32)
         key = tl.load(probe + H * K, mask=(channels < K) & exists, other=0.0).to(tl.float32)
@@ -166,23 +167,25 @@ def fold_one(
             row, begin, slot, target, value_head, values, inside,
             saved, scales, journal_k, journal_u, journal_g, H, GROUP, K, V, J, JP, CAP,
         )  # fmt: skip
-        numbers = stored.to(tl.float32)
-        of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
-        answer_one(
-            asked, scale * of_key, scale * of_query, row, value_head, token, at, values, inside & exists,
-            out, journal_u, HV, V, CAP,
-        )  # fmt: skip
+        if not AHEAD:
+            numbers = stored.to(tl.float32)
+            of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
+            answer_one(
+                asked, scale * of_key, scale * of_query, row, value_head, token, at, values, inside & exists,
+                out, journal_u, HV, V, CAP,
+            )  # fmt: skip
 
 
 @triton.jit
 def main_one(
     qk, v, out, saved, scales, journal_u, old_in, mix_in,
-    rows, counts, offsets, position, base, end_base, read_slot, v_stride,
+    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    KC: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
+    KC: tl.constexpr, WIDE: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, BEHIND: tl.constexpr,
 ):  # fmt: skip
-    """As `kernels.main`, of lanes that do not fold. The state is taken in parts: with all its numbers in float32 at
-    once, registers would be twice as many, and programs that wait for memory together half as many."""
+    """As `kernels.main`, of lanes that do not fold; or of all, BEHIND a `fold_one` that has folded them. The state is
+    taken in parts: with all its numbers in float32 at once, registers would be twice as many, and programs that wait
+    for memory together half as many."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HV: tl.constexpr = H * GROUP
     kind: tl.constexpr = saved.dtype.element_ty
@@ -190,11 +193,13 @@ def main_one(
     begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
     slot, token = tl.load(read_slot + lane).to(tl.int64), tl.load(offsets + lane).to(tl.int64)
     values = block * BV + tl.arange(0, BV)
-    if (row == 0) | (count == 0) | (end > begin):
+    if BEHIND:
+        slot = tl.where(end > begin, tl.load(write_slot + lane).to(tl.int64), slot)
+    if (row == 0) | (count == 0) | ((end > begin) & (not BEHIND)):
         return
     inside = values < V
     known = inside & (end > 0)
-    parts = checkpoints.load_parts(saved, slot, value_head, values, known, HV, K, KP, V, KC)
+    parts = checkpoints.load_parts(saved, slot, value_head, values, known, HV, K, KP, V, KC, WIDE)
     scale = checkpoints.load_scale(scales, slot, value_head, values, known, HV, V, kind)
     asked = ask_one(
         row,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +22,19 @@ ORDER = ("head", "key", "value")
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the second launch is cut: value channels of a program, its warps, and how a window reads keys."""
+    """How the second launch is cut: value channels of a program, its warps, and how many keys it takes at a time; of
+    windows, how many of these are on their way; of single tokens, how many channels are a thread's."""
 
     values: int
     warps: int
     keys: int = 16
     stages: int = 4
+    wide: int = 4
 
 
 WINDOW_TILES = Tiles(values=64, warps=2)
-WINDOW_FOLD_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(32, 1, keys=8), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
-FOLD_TILES = {size: FoldTiles(32, 4, registers=128) for size in (4, 2, 1)}
+DECODE_TILES = {4: Tiles(32, 1, keys=4), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
+FOLD_TILES = {4: FoldTiles(32, 4, 1, 128), 2: FoldTiles(32, 4, 2, 128), 1: FoldTiles(32, 4, 4, 128)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 REWRITE_TILES = FoldTiles(32, 1)
 """With a line at every token."""
@@ -106,11 +109,11 @@ def windows(
     strides = (log_g.stride(0), beta.stride(0), scale)
     absorbed = (qk, v, out, pool.saved, scales_of(pool), *journal_of(pool))
     if step.longest_window <= 1:
-        single_kernels.front_one[(heads, lanes)](
-            *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early(v.device),
-            num_warps=1,
-        )  # fmt: skip
-        absorb_singles(qk, v, pool, step, out, scratch, tiles, shape)
+        with _Singles(qk, v, pool, step, out, scratch, shape).around_front(tiles):
+            single_kernels.front_one[(heads, lanes)](
+                *prepared, scratch.old, scratch.mix, *cursors, step.end_base, *strides, **shape, **early(v.device),
+                num_warps=1,
+            )  # fmt: skip
         return out
     tiles = tiles or WINDOW_TILES
     shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
@@ -119,18 +122,13 @@ def windows(
         *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
         num_warps=1 if shape["TP"] < LEAST else 4,
     )  # fmt: skip
-    shape |= {"V": value_dim}
+    shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
-
-    def main(cut: Tiles, *, folds: bool) -> None:
-        kernels.main[(triton.cdiv(value_dim, cut.values), value_heads, lanes)](
-            *arguments, **shape, BV=cut.values, BK=min(cut.keys, key_dim), FOLDS=folds,
-            num_warps=cut.warps, num_stages=cut.stages,
-        )  # fmt: skip
-
+    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
     with beside(v.device):
-        main(WINDOW_FOLD_TILES, folds=True)
-    main(tiles, folds=False)
+        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
+    kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
     join(v.device)
     return out
 
@@ -178,42 +176,73 @@ def decode(
     qk = torch.empty(tokens, 2, heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     v = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     scratch = Scratch.allocate(lanes, value_heads, 1, step.most_held, qkv.device)
-    token_kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
-        *projected, pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
-        *cursors, *slots, *numbers, **shape, **conv_shape, **early(qkv.device), num_warps=1,
-    )  # fmt: skip
-    absorb_singles(qk, v, pool, step, out, scratch, tiles, shape)
+    with _Singles(qk, v, pool, step, out, scratch, shape).around_front(tiles):
+        token_kernels.front_token[(heads + triton.cdiv(values, key_dim), lanes)](
+            *projected, pool.journal["k"], pool.journal["log_g"], qk, v, scratch.old, scratch.mix,
+            *cursors, *slots, *numbers, **shape, **conv_shape, **early(qkv.device), num_warps=1,
+        )  # fmt: skip
     return out
 
 
-def absorb_singles(
-    qk: Tensor,
-    v: Tensor,
-    pool: TemporalState,
-    step: StateStep,
-    out: Tensor,
-    scratch: Scratch,
-    tiles: Tiles | None,
-    shape: dict[str, Any],
-) -> None:
-    """What follows `front` for single tokens."""
-    lanes, (value_heads, value_dim), size = step.num_windows, v.shape[1:], pool.saved.element_size()
-    tiles, fold = tiles or DECODE_TILES[size], REWRITE_TILES if step.grid == 1 else FOLD_TILES[size]
-    folds, scales, slots = folds_of(step), scales_of(pool), (step.base, step.end_base, step.read_slot)
-    cursors = (step.rows, step.counts, step.offsets, step.position, *slots)
-    key_dim, shape = shape["K"], {**shape, "V": value_dim}
-    programs, few = fold.programs(step, value_heads * triton.cdiv(value_dim, fold.width))
-    with beside(v.device):
+@dataclass(frozen=True)
+class _Singles:
+    """Single tokens: what is launched around the launch that stands in front of the rule."""
+
+    qk: Tensor
+    v: Tensor
+    pool: TemporalState
+    step: StateStep
+    out: Tensor
+    scratch: Scratch
+    shape: dict[str, Any]
+
+    @property
+    def folds_ahead(self) -> bool:
+        """Numbers of one byte are bound by instructions, and gain nothing by what runs beside them."""
+        return self.pool.saved.element_size() == 1 and self.step.grid > 1
+
+    @contextmanager
+    def around_front(self, tiles: Tiles | None) -> Iterator[None]:
+        device = self.v.device
+        if self.folds_ahead:
+            with beside(device):
+                self._fold()
+        yield
+        if self.folds_ahead:
+            join(device)
+            self._main(tiles)
+        else:
+            with beside(device):
+                self._fold()
+            self._main(tiles)
+            join(device)
+
+    def _fold(self) -> None:
+        step, (value_heads, value_dim) = self.step, self.v.shape[1:]
+        tiles = REWRITE_TILES if step.grid == 1 else FOLD_TILES[self.pool.saved.element_size()]
+        programs, few = tiles.programs(step, value_heads * triton.cdiv(value_dim, tiles.width))
         single_kernels.fold_one[(programs,)](
-            qk, v, out, pool.saved, scales, *journal_of(pool), scratch.old, scratch.mix, folds,
-            *cursors, step.write_slot, v.stride(0), few,
-            **shape, BV=fold.width, J=step.grid, num_warps=fold.warps, maxnreg=fold.registers,
+            self.qk, self.v, self.out, self.pool.saved, scales_of(self.pool), *journal_of(self.pool),
+            self.scratch.old, self.scratch.mix, folds_of(step), *self._cursors, self.v.stride(0), few,
+            **self.shape, V=value_dim, BV=tiles.width, J=step.grid, AHEAD=self.folds_ahead,
+            num_warps=tiles.warps, maxnreg=tiles.registers,
         )  # fmt: skip
-    single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)](
-        qk, v, out, pool.saved, scales, pool.journal["u"], scratch.old, scratch.mix, *cursors, v.stride(0),
-        **shape, KP=key_dim, BV=tiles.values, KC=min(tiles.keys, key_dim), num_warps=tiles.warps,
-    )  # fmt: skip
-    join(v.device)
+
+    def _main(self, tiles: Tiles | None) -> None:
+        (value_heads, value_dim), key_dim = self.v.shape[1:], self.shape["K"]
+        tiles = tiles or DECODE_TILES[self.pool.saved.element_size()]
+        single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), value_heads, self.step.num_windows)](
+            self.qk, self.v, self.out, self.pool.saved, scales_of(self.pool), self.pool.journal["u"],
+            self.scratch.old, self.scratch.mix, *self._cursors, self.v.stride(0),
+            **self.shape, KP=key_dim, V=value_dim, BV=tiles.values, KC=min(tiles.keys, key_dim), WIDE=tiles.wide,
+            BEHIND=self.folds_ahead, num_warps=tiles.warps,
+        )  # fmt: skip
+
+    @property
+    def _cursors(self) -> tuple[Tensor, ...]:
+        step = self.step
+        cursors = (step.rows, step.counts, step.offsets, step.position)
+        return (*cursors, step.base, step.end_base, step.read_slot, step.write_slot)
 
 
 def journal_of(pool: TemporalState) -> tuple[Tensor, Tensor, Tensor]:

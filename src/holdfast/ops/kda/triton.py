@@ -45,7 +45,7 @@ class Tiles:
 
 
 WINDOWS = Tiles(values=32, warps=1)
-SINGLES = Tiles(values=32, warps=1, keys=8)
+SINGLES = Tiles(values=32, warps=1, keys=4)
 FOLDS = FoldTiles(32, 4, registers=128)
 FRONT_WARPS, FRONT_WIDTH = 2, 2
 RUNS = Tiles(values=32, warps=4, stages=1)
@@ -155,20 +155,20 @@ def _singles(
 ) -> None:
     lanes, (heads, value_dim), journal, folds = len(step.rows), v.shape[1:], pool.journal, folds_of(step)
     coefficients = (scratch.old, scratch.mix)
-    cursors = (
-        step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot
-    )  # fmt: skip
+    cursors = (step.rows, step.counts, step.offsets, step.position)
+    slots = (step.base, step.end_base, step.read_slot, step.write_slot)
     shape |= {"V": value_dim}
     programs, few = FOLDS.programs(step, heads * triton.cdiv(value_dim, FOLDS.width))
     with beside(out.device):
         kernels.fold_one[(programs,)](
             scratch.probes, v, out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients, folds,
-            *cursors, step.write_slot, v.stride(0), few,
+            *cursors, *slots, v.stride(0), few,
             **shape, BV=FOLDS.width, J=step.grid, num_warps=FOLDS.warps, maxnreg=FOLDS.registers,
         )  # fmt: skip
     single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
-        scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, v.stride(0),
-        **shape, GROUP=1, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), num_warps=tiles.warps,
+        scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, *slots, v.stride(0),
+        **shape, GROUP=1, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), WIDE=4, BEHIND=False,
+        num_warps=tiles.warps,
     )  # fmt: skip
     join(out.device)
 

@@ -189,7 +189,7 @@ def main_one(
     channels = block * BP + tl.arange(0, BP)
     inside = channels < P
     query = c + token * c_stride + (head // GROUP) * S
-    parts = load_parts(saved, slot, head, channels, inside & (end > 0), H, S, SP, P, SC)
+    parts = load_parts(saved, slot, head, channels, inside & (end > 0), H, S, SP, P, SC, 4)
     since, seen, gain = _since_one(
         lane, row, head, at, end, channels, inside, journal_x, seen_in, gain_in, H, P, LP, CAP
     )

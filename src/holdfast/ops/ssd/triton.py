@@ -43,6 +43,7 @@ class Tiles:
 USUAL_STATES = 128
 """Tiles are chosen for so many states of a head; programs with more have as many more warps."""
 WINDOWS = Tiles(channels=32, warps=1)
+SINGLES = Tiles(channels=32, warps=1, states=4)
 FOLDS = FoldTiles(32, 4, registers=128)
 HEADS = 16
 """Of a group, that a program takes before the rule."""
@@ -94,7 +95,7 @@ def advance(
     step: StateStep,
     out: Tensor,
     *,
-    tiles: Tiles = WINDOWS,
+    tiles: Tiles | None = None,
     run_tiles: Tiles | None = None,
 ) -> Tensor:
     """As `ops.journal.advance` does for SSD. The pool has its axes in ORDER."""
@@ -113,7 +114,7 @@ def advance(
 
 
 def _windows(
-    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles
+    inputs: dict[str, Tensor], pool: TemporalState, step: StateStep, out: Tensor, tiles: Tiles | None
 ) -> None:
     lanes, (heads, width), (groups, states) = len(step.rows), inputs["x"].shape[1:], inputs["b"].shape[1:]
     tokens, places = _places(step)
@@ -126,6 +127,7 @@ def _windows(
         "G": groups, "GROUP": group, "P": width, "S": states, "SP": padded(states), "LP": places,
         "CAP": pool.capacity,
     }  # fmt: skip
+    tiles = tiles or (SINGLES if step.longest_window <= 1 else WINDOWS)
     blocks = (triton.cdiv(width, tiles.channels), heads, lanes)
     absorbed: tuple[Any, ...] = (inputs["c"], out, pool.saved, *journal)
     line = {"J": step.grid, "JP": padded(step.grid)}
