@@ -39,8 +39,7 @@ class Checkpoints:
             return PAD_SLOT
         if not self._slots.free and not self._evict():
             raise OwnershipError("no slot is left for a request that may run")
-        # those of rows that follow one another do so too, above the others: states that lie in order are read at once
-        return self._slots.take(row, Slot(self._limits.num_slots - self._limits.max_num_seqs + row))
+        return self._slots.take(row)
 
     def promise(self, holding: Holding, line: int) -> Grant | None:
         """A slot for the row's state at `line`. None if there is none, or that state is there already."""

@@ -38,8 +38,8 @@ class Slots:
     def labels(self) -> Mapping[Slot, Label]:
         return self._labels
 
-    def take(self, row: Row, wish: Slot | None = None) -> Slot:
-        slot = self.free.take(wish)
+    def take(self, row: Row) -> Slot:
+        slot = self.free.take()
         self._running[slot] = row
         return slot
 
