@@ -84,7 +84,7 @@ class FoldTiles:
         if step.grid == 1:  # all fold, and nothing runs beside them
             return most, most
         there = multiprocessors(step.rows.device)
-        return min(most, MANY_FOLDS * there), min(most, self.share * there)
+        return min(most, max(MANY_FOLDS, self.share) * there), min(most, self.share * there)
 
 
 MANY_FOLDS = 4
