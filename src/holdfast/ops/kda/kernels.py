@@ -58,7 +58,7 @@ def front(
     rows, counts, offsets, position, end_base, tree, tree_size,
     q_stride, k_stride, g_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
@@ -67,7 +67,7 @@ def front(
     if (row == 0) | (count == 0):
         return
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)  # the token that passes it
     places, nodes, channels = tl.arange(0, JP), tl.arange(0, TP), tl.arange(0, KP)
     inner, mine = channels < K, lane.to(tl.int64) * H + head
     ring_k = journal_k + (row * CAP * H + head) * K + channels
@@ -198,7 +198,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
-    TREE: tl.constexpr,
+    STOPS: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -207,7 +207,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)
     passes = count > line
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return

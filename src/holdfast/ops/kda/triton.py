@@ -24,6 +24,7 @@ from ..twins.launch import (
     join,
     padded,
     rowwise,
+    stops_at_lines,
     tell,
     tree_of,
 )
@@ -126,10 +127,10 @@ def _windows(
         )  # fmt: skip
         _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
         return
-    shape |= {"TREE": step.tree is not None}
+    shape |= {"STOPS": stops_at_lines(pool, step)}
     kernels.front[(heads, lanes)](
         *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
-        **shape, TP=_tokens(step), num_warps=4,
+        **shape, TP=_tokens(step), TREE=step.tree is not None, num_warps=4,
     )  # fmt: skip
     tiles = tiles or WINDOWS
     absorbed = (

@@ -6,9 +6,9 @@ A token's entry does not depend on the state, so a window needs no triangular sy
 
 `front` runs for every (lane, some heads of a group): it appends the window's entries to the journal and computes
 `gain` and `seen`, in which c . b is shared by the heads of a group. `main` runs for every (lane, head, block of
-channels) and multiplies. If the journal holds a whole line, C is folded first and stored; if the window passes a
-line, C is folded on the way and not stored, since what lies beyond may yet be rejected. Either way it passes
-through the pool's dtype before it is used.
+channels) and multiplies. If the journal holds a whole line, C is folded first and stored, and passes through the
+pool's dtype before it is used. If that rounds and the window passes a line, it STOPS there: C is folded on the way
+and not stored, since what lies beyond may yet be rejected.
 
 A checkpoint is stored [slot, head, state, channel]. Bytes per lane and layer of 128 heads of 64 x 128 in
 8 groups, float32, J = 16: the checkpoint is 4 MiB, an entry 19 KiB. Decode reads 4 MiB + 7.5 entries, writes an
@@ -34,10 +34,10 @@ def front(
     x_stride, b_stride, c_stride, dt_stride, g_stride,
     G: tl.constexpr, GROUP: tl.constexpr, HB: tl.constexpr, P: tl.constexpr, PP: tl.constexpr,
     S: tl.constexpr, SP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
-    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J. Nodes
-    of a TREE pass none, and see their ancestors of one another."""
+    """Windows of up to TP tokens. An entry's place is its distance from the checkpoint: the line is at place J. Of
+    one another, nodes of a TREE see their ancestors."""
     block, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
     at, end = tl.load(position + lane), tl.load(end_base + lane)
@@ -48,7 +48,7 @@ def front(
     BLOCKS: tl.constexpr = GROUP // HB
     group, part = block // BLOCKS, block % BLOCKS
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else tl.full((), J, tl.int32)
+    line = tl.full((), J if STOPS else BEYOND, tl.int32)
     passes = held + count > line
     places, window = tl.arange(0, LP), tl.arange(0, TP)
     states, channels = tl.arange(0, SP), tl.arange(0, PP)
@@ -185,7 +185,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, c_stride,
     G: tl.constexpr, GROUP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, BS: tl.constexpr, P: tl.constexpr,
     BP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, LP: tl.constexpr, CAP: tl.constexpr,
-    FOLDS: tl.constexpr, TREE: tl.constexpr,
+    FOLDS: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -194,7 +194,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    passes = (held + count > J) & (not TREE)
+    passes = (held + count > J) & STOPS
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
     H: tl.constexpr = G * GROUP

@@ -22,6 +22,7 @@ from ..twins.launch import (
     join,
     padded,
     rowwise,
+    stops_at_lines,
     tell,
     tree_of,
 )
@@ -153,10 +154,10 @@ def _windows(
     else:
         few = math.gcd(group, 4)
         coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
-        shape |= {**line, "TP": tokens, "TREE": step.tree is not None}
+        shape |= {**line, "TP": tokens, "STOPS": stops_at_lines(pool, step)}
         kernels.front[(heads // few, lanes)](
             *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
-            **shape, HB=few, PP=padded(width), num_warps=4,
+            **shape, TREE=step.tree is not None, HB=few, PP=padded(width), num_warps=4,
         )  # fmt: skip
         arguments = (*absorbed, *coefficients, *cursors, *slots, inputs["c"].stride(0))
         shape |= {"BP": tiles.channels, "BS": tiles.states}

@@ -110,6 +110,12 @@ def folds_of(step: StateStep) -> Tensor:
     return step.once("folds", listed)
 
 
+def stops_at_lines(pool: TemporalState, step: StateStep) -> bool:
+    """Whether tokens beyond a line must see what is rounded there. In float32 nothing is: an entry stays one until it
+    is folded for good. A window that branches passes none: which of its nodes will be kept is not known."""
+    return step.tree is None and pool.saved.dtype != torch.float32
+
+
 def tree_of(step: StateStep) -> tuple[Tensor, int]:
     """For kernels with TREE: who sees whom in each window, [windows, T, T] of bytes, and T; if they branch."""
     if step.tree is None:
