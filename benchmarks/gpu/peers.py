@@ -34,16 +34,20 @@ QUIET = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not there
     "VLLM_USE_DEEP_GEMM": "0",
 }
+MEASURING = 45
+"""Seconds that are left for each engine when none is waited for any more."""
 FEW_OUT = 32
 """Tokens of an answer by `transformers`, whose steps take longer."""
 
 
 def config_for_vllm(name: str) -> dict[str, Any]:
     """It knows Qwen3.5 only with a vision tower, here a small one that is left out when it loads."""
-    config = MODELS[name] | {"torch_dtype": "bfloat16"}
+    config = MODELS[name]
     if name != "qwen3.5-4b":
-        return config
+        return config | {"torch_dtype": "bfloat16"}
     rope = config["rope_parameters"] | {"mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    text = config | {"mamba_ssm_dtype": "float32", "dtype": "bfloat16", "rope_parameters": rope}
+    del text["architectures"]
     return {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
@@ -51,7 +55,7 @@ def config_for_vllm(name: str) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         **{f"{kind}_token_id": 248_053 + n for n, kind in enumerate(("vision_start", "vision_end"))},
         **{f"{kind}_token_id": 248_056 + n for n, kind in enumerate(("image", "video"))},
-        "text_config": config | {"mamba_ssm_dtype": "float32", "dtype": "bfloat16", "rope_parameters": rope},
+        "text_config": text,
         "vision_config": {
             "model_type": "qwen3_5",
             "depth": 2,
@@ -142,12 +146,18 @@ def vllm(
     wanted = {name: batches_of(name, batches) for name in names}
     with ExitStack() as stack:
         drivers = {name: stack.enter_context(_driver(site, name, its)) for name, its in wanted.items()}
-        ready = {name: driver.hear(until) for name, driver in drivers.items()}
+        ready: dict[str, dict[str, Any]] = {}
         for name, driver in drivers.items():
+            try:
+                ready[name] = driver.hear(until - MEASURING * len(drivers))
+            except (TimeoutError, RuntimeError) as error:
+                print(f"{name}: {error}", flush=True)
+                driver.end()
+        for name, settings in ready.items():
             for batch in wanted[name]:
-                driver.ask(batch=batch, reps=reps)
-                yield driver.hear(until) | ready[name]
-            driver.end()
+                drivers[name].ask(batch=batch, reps=reps)
+                yield drivers[name].hear(until) | settings
+            drivers[name].end()
 
 
 def vllm_line(row: dict[str, Any]) -> str:

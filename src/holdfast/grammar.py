@@ -46,20 +46,31 @@ class Grammars:
         return Matcher(self._compiled(structured).deep_copy(), self._tokenizer.eos_token_ids)
 
     def _compile(self, structured: Structured) -> Any:
-        matcher = self._matcher(_grammar(structured, self._tokenizer))
-        if not matcher.is_error():
-            return matcher
+        try:
+            matcher = self._matcher(_grammar(structured, self._tokenizer))
+            if not matcher.is_error():
+                return matcher
+            where, matcher = self._place(structured, matcher)
+            reason = matcher.get_error()
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:  # it is nested too deeply to be read
+            where, reason = f"structured.{structured.kind}", str(error)
+        raise GrammarError(f"{' '.join(where.split())}: {_first_lines(reason)}")
+
+    def _place(self, structured: Structured, failed: Any) -> tuple[str, Any]:
+        """Where it fails, and the matcher that says why."""
         where = f"structured.{structured.kind}"
         if structured.kind == "json":
-            where, matcher = self._narrowed(where, json.loads(structured.text), matcher)
+            return self._narrowed(where, json.loads(structured.text), failed)
         for schema in islice(_schemas_in(structured), MOST_PARTS):
             alone = self._matcher(_grammar(Structured(json=schema), self._tokenizer))
             if alone.is_error():
                 title = str(schema.get("title"))
-                named = title if title.startswith("tools.") else f"{where} %json"
-                where, matcher = self._narrowed(named, schema, alone)
-                break
-        raise GrammarError(f"{' '.join(where.split())}: {_first_lines(matcher.get_error())}")
+                return self._narrowed(
+                    title if title.startswith("tools.") else f"{where} %json", schema, alone
+                )
+        return where, failed
 
     def _narrowed(self, where: str, schema: Any, failed: Any) -> tuple[str, Any]:
         """The innermost part of a schema that fails by itself: the compiler does not say where it was."""

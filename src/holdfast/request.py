@@ -53,9 +53,11 @@ class Acceptance:
         self.windows += 1
         self.drafts += drafts
         self.accepted += accepted
-        self.accepted_at += [0] * (accepted - len(self.accepted_at))
+        at = self.accepted_at
+        if accepted > len(at):
+            at += [0] * (accepted - len(at))
         for place in range(accepted):
-            self.accepted_at[place] += 1
+            at[place] += 1
 
     @property
     def accept_length(self) -> float:

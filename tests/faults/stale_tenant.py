@@ -102,8 +102,8 @@ def _recycled_nan(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, KVPool, "__init__", with_nan)
 
 
-def _one_past_a_page(*lengths: int) -> Scene:
-    return Scene(asks=tuple(Ask(length, 24) for length in lengths), options=ALONE.options)
+def _one_past_a_page(*lengths: int, **options: int) -> Scene:
+    return Scene(asks=tuple(Ask(length, 24) for length in lengths), options={**ALONE.options, **options})
 
 
 FIRST_PAGE_PASSED_ON = Scene(
@@ -150,7 +150,7 @@ FAULTS = (
         "attention leaves out a page that has hardly begun",
         "stamps",
         _context_a_page_short,
-        _one_past_a_page(33, 17, 49),
+        _one_past_a_page(33, 17, 49, num_pages=13),  # so few that what follows a row's pages is another's
     ),
     Fault(
         "recycled-nan",

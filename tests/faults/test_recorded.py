@@ -18,7 +18,7 @@ from holdfast.layers.short_conv import ShortConv
 from holdfast.memory.single_tokens import SingleTokens
 
 from .fault import LFM2, MAMBA2, Ask, Fault, Scene, wrap
-from .harness import Outcome, healthy, run, weights
+from .harness import Outcome, healthy, make_engine, run, weights
 from .museum import FAULTS
 
 __all__ = ["fake_graphs"]
@@ -117,3 +117,13 @@ def test_a_layer_with_the_slots_of_others_is_named(
     wrap(monkeypatch, ShortConv, "forward", misled)
     found = run(SCENE, "stamps").findings
     assert found and {finding.layer for finding in found} == {"blocks.2"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FOUND)
+def test_faults_are_found_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    scene = replace(FOUND[name], options=SMALL | {"device": "cuda"})
+    made = make_engine(scene, "stamps")
+    assert len(made.runner.graphs) and not run(scene, "stamps").findings
+    BY_NAME[name].plant(monkeypatch)
+    assert run(scene, "stamps").findings

@@ -232,3 +232,23 @@ def test_as_many_stop_tokens_as_can_be_held_back() -> None:
         harness.submit(
             make_request("b", (1,), min_tokens=1, stop_token_ids=stops, eos=frozenset({MAX_LISTED + 1}))
         )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_that_only_decodes_asks_for_something_only_where_a_page_ends(depth: int) -> None:
+    harness = Harness(make_limits(max_model_len=80, page_size=16, num_pages=6), depth, prefix_reuse=True)
+    asked: list[int] = []
+    extend = harness.cache.extend
+
+    def note(row: Row, length: int) -> tuple[PageMap, ...] | None:
+        asked.append(length)
+        return extend(row, length)
+
+    harness.cache.extend = note  # type: ignore[method-assign]
+    harness.submit(make_request("a", (1, 2, 3, 4, 5), max_tokens=70))
+    harness.drain()
+    decoding = [work for plan in harness.plans[1:] for work in plan.work if work.tokens]
+    assert len(decoding) == 69 and all(work is decoding[0] for work in decoding)
+    assert [position for plan in harness.plans[1:] for position in plan.positions] == [*range(5, 74)]
+    assert asked == [16, 17, 32, 33, 48, 49, 64, 65], "where a line is reached, and behind it"
+    assert [grant.line for plan in harness.plans for grant in plan.grants] == [16, 32, 48, 64]

@@ -51,12 +51,25 @@ assert count.run.__name__ == "run"  # as it was
 
 
 def test_all_is_compiled_and_nothing_launched(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    compiling(tmp_path, str(program))
+
+
+@pytest.mark.slow
+def test_every_family_is_rehearsed_without_a_kernel(tmp_path: Path) -> None:
+    """No operation stumbles over what kernels have not filled, in recorded steps or in a prompt."""
+    compiling(tmp_path, "-m", "tests.ops.rehearse_families")
+
+
+def compiling(tmp_path: Path, *program: str) -> None:
+    """In a process in which kernels are not interpreted."""
+    pytest.importorskip("triton")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     cached = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, program], env=environment | cached, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *program], env=environment | cached, capture_output=True, text=True
+    )
     assert not done.returncode, done.stderr
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.ops.places import Cells, Checkpoints, Context
+from holdfast.ops.linear_attention import recall
+from holdfast.ops.places import Cells, Checkpoints, Context, Scattered, TemporalState
 
 SLOTS = {
     "consecutive": [3, 4, 5],
@@ -25,18 +26,27 @@ def checkpoints(slots: list[int], position: list[int]) -> Checkpoints:
 @pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS.keys())
 def test_checkpoints(slots: list[int]) -> None:
     saved = torch.arange(16.0).reshape(8, 2)
-    pieces = checkpoints(slots, [16] * len(slots)).read(saved)
-    assert torch.equal(torch.cat(pieces), saved[torch.tensor(slots, dtype=torch.int64)])
-    assert all(p.untyped_storage().data_ptr() == saved.untyped_storage().data_ptr() for p in pieces) == bool(
-        slots
-    )
-    assert slots != [3, 5, 6] or [len(piece) for piece in pieces] == [1, 2]
+    read = checkpoints(slots, [16] * len(slots)).read(saved)
+    assert torch.equal(read, saved[torch.tensor(slots, dtype=torch.int64)])
+    viewed = slots in ([3, 4, 5], [6])
+    assert (read.untyped_storage().data_ptr() == saved.untyped_storage().data_ptr()) == viewed
+
+
+@pytest.mark.parametrize("slots", [[3, 5, 6], [5, 4, 3], [4, 4], [6, 1, 2, 3]])
+def test_states_that_lie_apart_are_read_where_they_lie(slots: list[int]) -> None:
+    pool = TemporalState(torch.randn(8, 2, 3, 5), journal={})
+    found, alike = pool.load(checkpoints(slots, [16] * len(slots))), pool.saved[slots]
+    assert isinstance(found, Scattered) and found.stored is pool.saved
+    assert torch.equal(found.gathered(), alike)
+    probes = torch.randn(len(slots), 2, 4, 5)
+    torch.testing.assert_close(recall(probes, found), probes @ alike.mT)
+    assert isinstance(pool.load(checkpoints(slots, [0] * len(slots))), torch.Tensor), "where there is none"
 
 
 def test_a_slot_is_not_looked_at_where_there_is_no_checkpoint() -> None:
     saved = torch.full((8, 2), torch.nan)
     saved[4] = 1.0
-    (read,) = checkpoints([3, 4, 5], [0, 16, 0]).read(saved)
+    read = checkpoints([3, 4, 5], [0, 16, 0]).read(saved)
     assert torch.equal(read, torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
     assert saved[[3, 5]].isnan().all(), "nor written"
 

@@ -45,6 +45,7 @@ class Sail(pydantic.BaseModel):
 
 TOOLS: Any = [openai.pydantic_function_tool(Gauge), openai.pydantic_function_tool(Sail)]
 SCHEMAS = {"Gauge": Gauge, "Sail": Sail}
+LONG = {"name": "f", "parameters": {"properties": {"x": {"enum": ["x" * 150_000]}}}}
 UNIQUE = {"name": "f", "parameters": {"properties": {"x": {"type": "array", "uniqueItems": True}}}}
 
 
@@ -222,6 +223,10 @@ def test_thoughts_come_first_and_apart(client: openai.OpenAI) -> None:
         ),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools: 'Gauge' is there twice"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "function.name"),
+        (
+            {"tools": [{"type": "function", "function": LONG}], "tool_choice": "required"},
+            "tools has 150,",
+        ),
         (
             {"tools": [{"type": "function", "function": UNIQUE}], "tool_choice": "required"},
             'tools.f.properties.arguments.properties.x: Unimplemented keys: ["uniqueItems"]',

@@ -120,7 +120,10 @@ class Mixing(nn.Module):
             known.append(0.7 * known[-1] + 0.3 * known[-1] @ LOGITS.softmax(-1))
         return torch.stack(known, 1).flatten(0, 1)
 
-    def keep(self, layers: tuple[Tensor, ...], batch: Any) -> None:
+    def context(self, layers: tuple[Tensor, ...]) -> None:
+        pass
+
+    def keep(self, context: None, batch: Any) -> None:
         pass
 
 

@@ -220,6 +220,8 @@ def test_several_answers_to_one_prompt(llm: LLM) -> None:
         ({"json": {"$ref": "file:///etc/passwd"}}, "structured.json: Resource 'file:///etc/passwd' is not"),
         ({"json": {"properties": {f"p{i}": {} for i in range(5000)}}}, "structured.json: grammar size"),
         ({"json": {"enum": []}}, "structured.json: Unsatisfiable schema"),
+        ({"json": '{"items":' * 300 + "{}" + "}" * 300}, "structured.json: recursion limit exceeded"),
+        ({"grammar": "start: %json " + '{"items":' * 300 + "{}" + "}" * 300}, "recursion limit exceeded"),
         ({"regex": "a["}, 'structured.regex: at 1(8): invalid regex "a["'),
         ({"regex": "(?=a)b"}, "structured.regex: at 1(8)"),
         ({"grammar": "start: tide"}, 'structured.grammar: at 1(8): unknown name: "tide"'),

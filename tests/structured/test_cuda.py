@@ -12,7 +12,7 @@ from .test_schemas import SCHEMAS, check, messages_and_params
 
 pytestmark = pytest.mark.gpu
 NAMES = list(SCHEMAS)[::15]
-ENGINE: dict[str, Any] = dict(device="cuda", dtype="float32", max_num_seqs=8, max_model_len=512)
+ENGINE: dict[str, Any] = dict(device="cuda", dtype="float32", max_num_seqs=8, max_model_len=768)
 
 
 @pytest.mark.parametrize("method", [None, "ngram", "mtp"])

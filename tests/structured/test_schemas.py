@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SCHEMAS: dict[str, Any] = json.loads((HERE / "schemas.json").read_text(encoding="utf-8"))
 REFUSED: dict[str, Any] = json.loads((HERE / "refused.json").read_text(encoding="utf-8"))
 FEW = list(SCHEMAS)[5::61]
-ENGINE: dict[str, Any] = dict(max_num_seqs=16, max_model_len=384)
+ENGINE: dict[str, Any] = dict(max_num_seqs=16, max_model_len=768)
 TIE = 1e-4
 """Of two tokens whose scores are as close, rounding may choose."""
 FREQUENCY = 1.0
@@ -63,7 +63,7 @@ def messages_and_params(llm: LLM, names: Sequence[str]) -> tuple[list[Any], list
         form = Structured(json={"type": "object", **schema})  # which some leave out
         params.append(
             SamplingParams(
-                max_tokens=300, structured=form, logprobs=0, logit_bias=bias, frequency_penalty=FREQUENCY
+                max_tokens=640, structured=form, logprobs=0, logit_bias=bias, frequency_penalty=FREQUENCY
             )
         )
     return messages, params
@@ -129,8 +129,8 @@ def test_what_asserts_nothing_is_no_reason_to_refuse() -> None:
     """And a part of JSON Schema that is not understood is one."""
     grammars = Grammars(SMALL, 4096)
     own = {"type": "string", "format": "AWS::EC2::VPC.Id"}
-    grammars.check(Structured(json={"items": own, "uniqueItems": False}))
-    properties = {"uniqueItems": False, "format": {"const": "iri"}}  # which are names here
+    grammars.check(Structured(json={"items": own, "uniqueItems": False, "description": 3}))
+    properties = {"uniqueItems": False, "format": {"const": "iri"}, "title": {}}  # which are names here
     grammars.check(Structured(json={"properties": properties}))
     with pytest.raises(GrammarError, match=r"properties\.a: Unknown format: iri"):
         grammars.check(Structured(json={"properties": {"a": {"type": "string", "format": "iri"}}}))

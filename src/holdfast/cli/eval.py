@@ -10,9 +10,9 @@ from ..config import DTYPES
 from .terminal import fail
 
 HELP = """\
-Real prompts, answered twice: one at a time with nothing on, and in company, in chunks, resumed from prefixes,
-overlapped and with drafts. The answers must be the same, token by token: in float32 unless two tokens were within
-1e-4, else within a small divergence. Where a set has answers, so many were right.
+Real prompts, answered twice: one at a time with nothing on (or a few, with --together), and in company, in chunks,
+resumed from prefixes, overlapped and with drafts. The answers must be the same, token by token: in float32 unless two
+tokens were within 1e-4, else within a small divergence. Where a set has answers, so many were right.
 
   recall    what was said before in a conversation: a broken state shows here
   gsm8k     300 problems of GSM8K
@@ -39,6 +39,13 @@ def add(commands: Any) -> None:
     verb.add_argument(
         "--max-tokens", type=int, metavar="INT", help="of an answer (default: what a set needs)"
     )
+    verb.add_argument(
+        "--together",
+        type=int,
+        default=1,
+        metavar="INT",
+        help="questions at a time with nothing on (default: 1)",
+    )
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     verb.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and activations")
@@ -47,7 +54,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..eval.questions import read_set, set_names  # needs no torch: a wrong name is told at once
 
-    for name in ("limit", "max_tokens"):
+    for name in ("limit", "max_tokens", "together"):
         if (value := getattr(args, name)) is not None and value < 1:
             args.parser.error(f"--{name.replace('_', '-')} {value} must be at least 1")
     try:
@@ -59,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from ..hub import find_model
 
     try:
-        evaluation = Evaluation(find_model(args.model), device=args.device, dtype=args.dtype)
+        engines = {"together": args.together, "device": args.device, "dtype": args.dtype}
+        evaluation = Evaluation(find_model(args.model), **engines)
         outcomes = list(evaluation.outcomes(sets, args.max_tokens))
     except (OSError, ValueError) as error:
         fail(error)

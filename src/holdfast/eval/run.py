@@ -63,12 +63,13 @@ class Outcome:
 class Evaluation:
     """A model, plain and with everything on.
 
-    options  of EngineConfig for both: device, dtype
+    together  so many questions are answered at a time by the plain one
+    options   of EngineConfig for both: device, dtype
     """
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, directory: Path, *, together: int = 1, **options: Any) -> None:
         self.dtype = EngineConfig(**options).dtype
-        self._plain = LLM(directory, **{**PLAIN, **options})
+        self._plain = LLM(directory, **{**PLAIN, "max_num_seqs": together, **options})
         self._full = LLM(directory, **{**EVERYTHING, "speculative_config": drafting(directory), **options})
 
     def outcomes(self, sets: Sequence[QuestionSet], max_tokens: int | None) -> Iterator[Outcome]:

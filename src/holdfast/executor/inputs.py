@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, max_window, run_reaches
+from ..ids import PAD_ROW
 from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
-from ..plan import Grant, RowWork, StepPlan
+from ..plan import Grant, RowWork, StepPlan, Window
 
 
 class Buffer:
@@ -25,13 +26,16 @@ class Buffer:
         pinned = device.type == "cuda"
         self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
 
-    def fill(self, values: Sequence[int] | NDArray[np.int64], turn: int) -> Tensor:
+    def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
         """The first len(values) elements, in place."""
         host = self._host[turn % 2][: len(values)]
         host.numpy()[:] = values
         target = self.device[: len(values)]
         target.copy_(host, non_blocking=True)
         return target
+
+
+Column = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -142,58 +146,76 @@ class Inputs:
         return self._before
 
     def _fill(self, plan: StepPlan) -> Lanes:
-        lanes = list(zip(plan.work, plan.positions, plan.uncertain, strict=True))
-        lanes.sort(key=lambda lane: lane[0].tokens > self._max_window)  # stable: windows first
-        work, positions, uncertain = zip(*lanes, strict=True) if lanes else ((), (), ())
-        counts = [w.tokens for w in work]
-        windows = [n for n in counts if n <= self._max_window]
-        longest = max(windows, default=0)
-        shape = self._shape(len(work), longest) if len(windows) == len(work) and longest else None
-        runs = {w.row: (at, at + w.tokens) for w, at, _ in lanes if w.tokens > self._max_window}
-        exports = [e for e in plan.exports if e.row in runs and run_reaches(e.line, *runs[e.row])]
-        missed = [e for e in plan.exports if e not in exports]
-        laid_out = self._lay_out(plan.step, work, shape, len(windows), longest)
-        return replace(
-            laid_out,
-            positions=positions,
-            uncertain=uncertain,
-            exports=tuple(exports),
-            missed_exports=tuple(missed),
+        longest = max((w.tokens for w in plan.work), default=0)
+        if longest <= self._max_window:
+            shape = self._shape(len(plan.work), longest) if longest else None
+            return self._lay_out(plan, shape, len(plan.work), longest)
+        plan = self._windows_first(plan)
+        windows = [w.tokens for w in plan.work if w.tokens <= self._max_window]
+        return self._lay_out(
+            plan, None, len(windows), max(windows, default=0), self._exports(plan, len(windows))
         )
+
+    def _windows_first(self, plan: StepPlan) -> StepPlan:
+        order = sorted(range(len(plan.work)), key=lambda lane: plan.work[lane].tokens > self._max_window)
+        return replace(
+            plan,
+            work=tuple(plan.work[lane] for lane in order),
+            positions=tuple(plan.positions[lane] for lane in order),
+            uncertain=tuple(plan.uncertain[lane] for lane in order),
+        )
+
+    @staticmethod
+    def _exports(plan: StepPlan, windows: int) -> tuple[Grant, ...]:
+        """Those that this step fills. Only runs export."""
+        runs = zip(plan.work[windows:], plan.positions[windows:], strict=True)
+        spans = {work.row: (at, at + work.tokens) for work, at in runs}
+        return tuple(e for e in plan.exports if e.row in spans and run_reaches(e.line, *spans[e.row]))
 
     def padding(self, shape: Shape) -> Lanes:
         """A uniform step in which nobody takes part."""
         self._before = None
-        return self._lay_out(0, (), shape, 0, 0)
+        return self._lay_out(StepPlan(0), shape, 0, 0)
+
+    def run_of_padding(self, tokens: int) -> Lanes:
+        """A step of one run, which is nobody's."""
+        self._before = None
+        work = RowWork(PAD_ROW, 0, tokens, Window())
+        return self._lay_out(StepPlan(0, work=(work,), positions=(0,), uncertain=(0,)), None, 0, 0)
 
     def _lay_out(
         self,
-        turn: int,
-        work: tuple[RowWork, ...],
+        plan: StepPlan,
         shape: Shape | None,
         num_windows: int,
         longest: int,
+        exports: tuple[Grant, ...] = (),
     ) -> Lanes:
         """One copy to the device, which is then cut up."""
-        lanes = shape.lanes if shape else len(work)
-        rows, counts = np.zeros((2, lanes), dtype=np.int64)
-        rows[: len(work)] = [w.row for w in work]
-        counts[: len(work)] = [w.tokens for w in work]
+        lanes, work = shape.lanes if shape else len(plan.work), plan.work
+        rows, counts, drafts, chooses = np.zeros((4, lanes), dtype=np.int64)
+        if work:
+            row, _, tokens, windows = zip(*work, strict=True)
+            rows[: len(work)], counts[: len(work)] = row, tokens
+            drafts[: len(work)] = [window.drafts for window in windows]
+            chooses[: len(work)] = [window.bonus for window in windows]
         apart = np.full(lanes, shape.window) if shape else counts
         offsets = np.concatenate(([0], apart.cumsum()))
         lane = np.arange(lanes).repeat(apart)
-        choosers, begins, choices = _choices(work, offsets, shape)
-        *drafts, after = choices
+        choosers = (chooses * counts).nonzero()[0]
+        begins, choices, after = _choices(choosers, rows, counts, drafts, offsets, uniform=shape is not None)
         # those of lanes first: where they lie does not depend on the window, so a recorded drafter finds them
-        columns = (rows, counts, *drafts, offsets, lane, np.arange(len(lane)) - offsets[lane], after)
-        flat = self._all.fill(np.concatenate(columns), turn)
+        columns = (rows, counts, *choices, offsets, lane, np.arange(len(lane)) - offsets[lane], after)
+        flat = self._all.fill(np.concatenate(columns), plan.step)
         on_device = flat.split_with_sizes([len(column) for column in columns])
-        most = shape.window - 1 if shape else int(drafts[1].max(initial=0))
+        most = shape.window - 1 if shape else int(choices[1].max(initial=0))
+        whose, verified, first, tell = on_device[2:6]
+        chosen = Drafts(lane=whose, drafts=verified, first=first, tell=tell, most=most)
         return Lanes(
-            turn=turn,
+            turn=plan.step,
             work=work,
-            positions=(),
-            uncertain=(),
+            positions=plan.positions,
+            uncertain=plan.uncertain,
             num_windows=lanes if shape else num_windows,
             longest_window=shape.window if shape else longest,
             window_tokens=int(offsets[lanes if shape else num_windows]),
@@ -203,39 +225,27 @@ class Inputs:
             offsets=on_device[6],
             lane=on_device[7],
             offset=on_device[8],
-            choices=Choices(choosers, begins, _drafts(on_device[2:6], most), on_device[9]),
-            exports=(),
-            missed_exports=(),
+            choices=Choices(tuple(choosers.tolist()), tuple(begins.tolist()), chosen, on_device[9]),
+            exports=exports,
+            missed_exports=tuple(e for e in plan.exports if e not in exports),
         )
 
     def _shape(self, lanes: int, window: int) -> Shape | None:
         return next((shape for shape in self.shapes if shape.lanes >= lanes and shape.window >= window), None)
 
 
-Columns = tuple[NDArray[np.int64], ...]
-
-
 def _choices(
-    work: Sequence[RowWork], offsets: NDArray[np.int64], shape: Shape | None
-) -> tuple[tuple[int, ...], tuple[int, ...], Columns]:
-    """Choosers and begins, as `Choices` has them; lane, drafts, first and tell of `Drafts`; and after."""
-    choosers = [lane for lane, w in enumerate(work) if w.window.bonus and w.tokens]
-    asked = [(w.tokens, w.window.drafts, w.row) for w in map(work.__getitem__, choosers)]
-    tokens, drafts, tell = np.array(asked, dtype=np.int64).reshape(-1, 3).T
-    known = offsets[choosers] + tokens - 1 - drafts
-    if shape is None:
+    choosers: Column, rows: Column, counts: Column, drafts: Column, offsets: Column, *, uniform: bool
+) -> tuple[Column, tuple[Column, ...], Column]:
+    """`begins`, as `Choices` has it; lane, drafts, first and tell of `Drafts`; and `after`."""
+    drafts = drafts[choosers]
+    known = offsets[choosers] + counts[choosers] - 1 - drafts
+    if not uniform:
         owner = np.arange(len(choosers)).repeat(drafts + 1)
         begins = (drafts + 1).cumsum() - drafts - 1
         after = known[owner] + np.arange(len(owner)) - begins[owner]
-        columns: Columns = (np.array(choosers, dtype=np.int64), drafts, begins, tell, after)
-    else:
-        begins, first = known, offsets[:-1].copy()
-        each, told = np.zeros((2, shape.lanes), dtype=np.int64)
-        first[choosers], each[choosers], told[choosers] = begins, drafts, tell
-        columns = (np.arange(shape.lanes), each, first, told, np.arange(offsets[-1]))
-    return tuple(choosers), tuple(begins.tolist()), columns
-
-
-def _drafts(columns: Sequence[Tensor], most: int) -> Drafts:
-    lane, drafts, first, tell = columns
-    return Drafts(lane=lane, drafts=drafts, first=first, tell=tell, most=most)
+        return begins, (choosers, drafts, begins, rows[choosers]), after
+    first = offsets[:-1].copy()
+    each, told = np.zeros((2, len(rows)), dtype=np.int64)
+    first[choosers], each[choosers], told[choosers] = known, drafts, rows[choosers]
+    return known, (np.arange(len(rows)), each, first, told), np.arange(offsets[-1])

@@ -173,9 +173,9 @@ class Sanitizer:
 
     def _map(self, maps: tuple[PageMap, ...]) -> None:
         if maps:
-            shared = self._tensor([p.ordinal < self._shared[p.row] for p in maps]).bool()
-            owners = self._tickets[self._tensor([p.row for p in maps])]
-            self._page_owner[self._tensor([p.page for p in maps])] = owners.masked_fill(shared, NOBODY)
+            told = [(p.page, p.row, p.ordinal < self._shared[p.row]) for p in maps]
+            pages, rows, shared = self._tensor(told).unbind(1)
+            self._page_owner[pages] = self._tickets[rows].masked_fill(shared.bool(), NOBODY)
 
     def _check_resumed(self, start: RowStart, pages: list[int]) -> None:
         """The labels that the host went by: the checkpoint, and the pages before it."""

@@ -54,10 +54,10 @@ class SingleTokens:
 
     def expect(self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int]) -> None:
         """What the plan means, lane by lane."""
-        lanes = zip(work, positions, uncertain, strict=True)
-        told = [(int(w.row), most - drafts, most, w.tokens) for w, most, drafts in lanes]
-        told += [(0, 0, 0, 0)] * (self._meant.shape[1] - len(told))
-        self._meant.copy_(to_device(told, self._meant.device).t())
+        least = [most - drafts for most, drafts in zip(positions, uncertain, strict=True)]
+        columns = ([w.row for w in work], least, positions, [w.tokens for w in work])
+        padding = [0] * (self._meant.shape[1] - len(work))
+        to_device([[*column, *padding] for column in columns], self._meant.device, into=self._meant)
 
     def settle(
         self,

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from ..config import CHUNK
-from .places import Cells, Checkpoints, TemporalState
+from .places import Cells, Checkpoints, Scattered, States, TemporalState
 from .rounding import rounded
 from .step import StateStep, Windows
 
 Entries = dict[str, Tensor]
 Inputs = Mapping[str, Tensor]
-States = Tensor | list[Tensor]
-"""Of N lanes: [N, ...], or in pieces [n, ...], one lane after another, if they lie apart in memory."""
 
 
 class Recurrence(Protocol):
@@ -123,7 +121,7 @@ def _advance_windows(
         _fold_lines(rule, pool, windows)
     if not step.longest_window:
         return
-    state: States = load(rule, pool, windows.begin_from)
+    state = load(rule, pool, windows.begin_from)
     window, held = {name: windows.take(x) for name, x in inputs.items()}, pool.read(plan.held)
     result, fresh = rule.attend(state, held, window, plan.sees)
     if len(plan.crossing):
@@ -140,7 +138,10 @@ def _fold_lines(rule: Recurrence, pool: TemporalState, windows: Windows) -> None
         lambda: _held(pool, step.rows[lanes], step.base[lanes], step.grid, step.grid),
     )
     store(
-        rule, pool, windows.fold_to, rule.fold(joined(load(rule, pool, windows.fold_from)), pool.read(whole))
+        rule,
+        pool,
+        windows.fold_to,
+        rule.fold(gathered(load(rule, pool, windows.fold_from)), pool.read(whole)),
     )
 
 
@@ -160,7 +161,7 @@ def _pass_line(
         name: torch.cat((held[name][lanes], torch.where(_like(beyond, entry), 0, entry)), 1)
         for name, entry in fresh.items()
     }
-    folded = rounded(rule.fold(joined(state)[lanes], certain), dtype)
+    folded = rounded(rule.fold(gathered(state)[lanes], certain), dtype)
     none = {name: entry[:, :0] for name, entry in certain.items()}
     later, later_fresh = rule.attend(folded, none, _lanes(window, lanes), plan.sees & beyond[:, None])
     return before[0].index_copy(0, lanes, torch.where(_like(beyond, later), later, result)), {
@@ -245,7 +246,7 @@ def _advance_lane(
         rule=rule,
         dtype=pool.saved.dtype,
         grid=step.grid,
-        state=joined(load(rule, pool, one.read_from)),
+        state=gathered(load(rule, pool, one.read_from)),
         base=base,
         position=position,
         entries={},
@@ -319,15 +320,16 @@ def _keep_blocks(rule: Recurrence, pool: TemporalState, one: StateStep, states: 
 # --- the pool's view of a state ----------------------------------------------------------------------------
 
 
-def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> list[Tensor]:
+def load(rule: Recurrence, pool: TemporalState, at: Checkpoints) -> States:
     """Checkpoints in float32, logical axes; to be read only, for they may be the pool's own."""
-    return [piece.permute(rule.axes).float() for piece in pool.load(at)]
+    state = pool.load(at)
+    if isinstance(state, Scattered):
+        return Scattered(state.stored.permute(rule.axes), state.runs)
+    return state.permute(rule.axes).float()
 
 
-def joined(state: States) -> Tensor:
-    if isinstance(state, Tensor):
-        return state
-    return state[0] if len(state) == 1 else torch.cat(state)
+def gathered(state: States) -> Tensor:
+    return state.gathered() if isinstance(state, Scattered) else state
 
 
 def store(rule: Recurrence, pool: TemporalState, at: Checkpoints, state: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .journal import States
+from .places import States
 
 NOTHING = 1e-25
 """A decay to less is to 0. Nobody sees the difference beside numbers of the usual size, and what is left of those is
@@ -19,8 +19,11 @@ def recall(probes: Tensor, state: States) -> Tensor:
     """probes [N, H, T, K], states [N, H, V, K] -> [N, H, T, V]"""
     if isinstance(state, Tensor):
         return probes @ state.mT
-    lanes = probes.split_with_sizes([len(piece) for piece in state])
-    return torch.cat([some @ piece.mT for some, piece in zip(lanes, state, strict=True)])
+    heads, stored = probes.shape[1], state.stored.flatten(0, 1).mT
+    sizes = [heads * (run.stop - run.start) for run in state.runs]
+    met = zip(probes.flatten(0, 1).split_with_sizes(sizes), state.runs, sizes, strict=True)
+    found = [torch.bmm(each, stored.narrow(0, heads * run.start, size)) for each, run, size in met]
+    return torch.cat(found).unflatten(0, (-1, heads))
 
 
 def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,11 +40,26 @@ class Checkpoints:
     def runs(self) -> list[slice]:
         return _runs(self.slots)
 
-    def read(self, saved: Tensor) -> list[Tensor]:
-        """In pieces [n, ...], one row after another, zero where there is none; perhaps views."""
-        if self.runs and not len(self.cold):
-            return [saved[run] for run in self.runs]
-        return [saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)]
+    def read(self, saved: Tensor) -> Tensor:
+        """[N, ...], zero where there is none; perhaps a view."""
+        if len(self.runs) == 1 and not len(self.cold):
+            return saved[self.runs[0]]
+        return saved.index_select(0, self.slots).index_fill_(0, self.cold, 0)
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """States of rows where they lie: in these runs of slots of `stored` [slots, ...], one row after another."""
+
+    stored: Tensor
+    runs: list[slice]
+
+    def gathered(self) -> Tensor:
+        return torch.cat([self.stored[run] for run in self.runs])
+
+
+States = Tensor | Scattered
+"""Of N rows, [N, ...]."""
 
 
 @dataclass(frozen=True)
@@ -245,15 +260,16 @@ class TemporalState:
     def capacity(self) -> int:
         return next(iter(self.journal.values())).shape[1]
 
-    def load(self, at: Checkpoints) -> list[Tensor]:
-        """In pieces, as `at` reads them."""
+    def load(self, at: Checkpoints) -> States:
+        """To be read only, for it may be the pool's own. In float32 nothing is copied."""
         if self.watch:
             self.watch.read(at)
-        if self.scale is None:
-            return at.read(self.saved)
-        numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
-        pieces = zip(numbers, at.read(self.scale), strict=True)
-        return [widened(each.view(self.saved.dtype), scale) for each, scale in pieces]
+        if self.scale is not None:
+            numbers = at.read(self.saved.view(torch.int8))  # torch gathers no float8
+            return widened(numbers.view(self.saved.dtype), at.read(self.scale))
+        if self.saved.dtype == torch.float32 and len(at.runs) > 1 and not len(at.cold):
+            return Scattered(self.saved, at.runs)
+        return at.read(self.saved)
 
     def store(self, at: Checkpoints, values: Tensor) -> None:
         """values [N, ...] in float32, which are rounded here"""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Of whatever torch.tensor takes."""
+def to_device(
+    values: Any, device: torch.device, dtype: torch.dtype = torch.int64, *, into: Tensor | None = None
+) -> Tensor:
+    """Of whatever torch.tensor takes; to a new tensor, or `into` one."""
     made = torch.tensor(values, dtype=dtype)
-    if device.type == "cpu":
-        return made
-    return made.pin_memory().to(
-        device, non_blocking=True
-    )  # else the copy would wait for all that was launched
+    if device.type != "cpu":
+        made = made.pin_memory()  # else the copy would wait for all that was launched
+    return made.to(device, non_blocking=True) if into is None else into.copy_(made, non_blocking=True)

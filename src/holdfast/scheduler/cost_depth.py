@@ -11,7 +11,7 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import StepCosts
+from .step_costs import FIRST, StepCosts
 from .survival import Survival
 
 MARGIN = 1.01
@@ -111,6 +111,7 @@ class CostDepth(Depth):
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
         self._rest = 0  # further steps for which the decision holds
         self._resting = False
+        self._trial = self._trial_rows = 0  # further steps by which something is found out
 
     # --- deciding ---
 
@@ -121,6 +122,9 @@ class CostDepth(Depth):
         if self._resting:
             self._rest -= 1
             return self.depth
+        if self._trial and self._load.rows == self._trial_rows:
+            self._trial -= 1
+            return max(self._shares.values(), default=self.depth)
         self._learn_windows()
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
@@ -130,6 +134,8 @@ class CostDepth(Depth):
             self.depth, self.reason = probe, "probe"
         if not self._ragged and self.reason == "best" and self.depth == before:
             self._rest = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_probe)
+        self._trial = FIRST - 1 if self.reason == "explore" else 0
+        self._trial_rows = self._load.rows
         if deal:
             self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
         return max(self._shares.values(), default=self.depth)
@@ -147,25 +153,28 @@ class CostDepth(Depth):
             return "unknown"
         return f"{rate:.0f}" if self._costs.known(self._load.rows, depth) else f"at most {rate:.0f}"
 
-    def _promises(self) -> dict[int, float]:
-        """Tokens a second of all rows, for each candidate."""
+    def _promises(self, *, at_best: bool = False) -> dict[int, float]:
+        """Tokens a second of all rows, for each candidate; at best: if steps are as short as they may be."""
         load, rates = self._load, {}
+        seconds_of = self._costs.least if at_best else self._costs.seconds
         for depth in self._config.depths(load.rows):
-            seconds = self._costs.seconds(load.rows, depth, load.context)
+            seconds = seconds_of(load.rows, depth, load.context)
             rates[depth] = load.rows * self._expected[depth] / seconds if seconds else math.inf
         return rates
 
     def _best(self) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
         more cost, and may show that they need not be tried."""
-        rates = self._promises()
+        rates = self._promises(at_best=True)
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
         if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
             best = now
         known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
-            return best, "best"
+            return best, "best" if self._costs.sure(self._load.rows, best) else "explore"
+        if self._costs.foreseen(self._load.rows, best):
+            return best, "explore"
         below = max((depth for depth in known if depth < best), default=-1)
         return min(depth for depth in rates if depth > below), "explore"
 

@@ -177,6 +177,9 @@ class Scheduler:
                 request.pending += 1
                 owed -= 1
                 continue
+            if seat.drafted and self._add_window(seat, plan.budget - owed, plan):
+                owed -= 1
+                continue
             budget = plan.budget
             if place == 0 and not self._is_window(seat.request):
                 # a long run, with every window still to come: it leaves them their tokens
@@ -189,9 +192,25 @@ class Scheduler:
             if self._make_room(seat, seat.request.planned + count + self._beyond(window, plan), plan):
                 self._add_work(seat, count, window, plan)
 
+    def _add_window(self, seat: Seat, budget: int, plan: PlanBuilder) -> bool:
+        """The token that is known and all drafts that were made, if they need nothing else: as most do."""
+        request, drafts = seat.request, seat.drafted
+        known, planned = len(request.tokens) + request.pending, request.planned
+        if known - planned != 1 or seat.lines or drafts >= min(budget, seat.most_tokens - known):
+            return False
+        if known + drafts + drafting_room(plan.propose) > seat.settled_until:
+            return False
+        plan.add(seat.window(drafts), planned, request.uncertain)
+        seat.drafted = min(plan.propose, self._depth.share(seat.row))
+        request.planned = known + drafts
+        request.pending += 1 + drafts
+        request.uncertain += drafts
+        return True
+
     def _known_tokens(self, seats: list[Seat]) -> int:
         """Of windows: a token that somebody knows comes before another's drafts."""
-        return sum(seat.request.todo for seat in seats if self._is_window(seat.request))
+        most, todo = self._limits.max_window, (_todo(seat.request) for seat in seats)
+        return sum(tokens for tokens in todo if tokens <= most)
 
     def _in_turn(self) -> list[Seat]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
@@ -271,10 +290,18 @@ class Scheduler:
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
+        self._settle(seat, window)
+
+    def _settle(self, seat: Seat, window: Window) -> None:
+        """Until where later steps need not ask for anything."""
+        request, room = seat.request, self._cache.room(seat.row)
+        page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
+        seat.settled_until = min(page_end - 1, room)
         seat.quiet_until = 0
-        if window is BONUS and not seat.drafted:  # the next token is then all that it has to do
-            page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
-            seat.quiet_until = min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
+        if window is BONUS and not (
+            seat.drafted or request.uncertain
+        ):  # the next token is all that it has to do
+            seat.quiet_until = min(page_end, room, seat.most_tokens) - 1
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
@@ -324,7 +351,7 @@ class Scheduler:
         return count
 
     def _is_window(self, request: Request) -> bool:
-        return request.todo <= self._limits.max_window
+        return _todo(request) <= self._limits.max_window
 
     # --- when pages run out ---
 
@@ -476,4 +503,9 @@ class Scheduler:
 
 def _sits_out(seat: Seat) -> bool:
     """Until a step in flight is collected."""
-    return seat.leaving or seat.request.known >= seat.most_tokens
+    return seat.leaving or len(seat.request.tokens) + seat.request.pending >= seat.most_tokens
+
+
+def _todo(request: Request) -> int:
+    """`request.todo`, asked of every row in every step."""
+    return len(request.tokens) + request.pending - request.planned

@@ -80,11 +80,7 @@ class Turn:
                 raise ApiError(400, "an answer that must call a tool has no other form", param="tool_choice")
             several = several and asked.tool_choice == "required"
 
-            def mark(text: str) -> str:
-                token = tokenizer.special_id(text)
-                return msgspec.json.encode(text).decode() if token is None else f"<[{token}]>"
-
-            form = Structured(grammar=calls.grammar(called, mark, several=several))
+            form = _calling(called, calls, tokenizer, several=several)
         thinks = tokenizer is not None and tokenizer.thinks
         return cls(tools, calls, form, None if several else 1, thinks)
 
@@ -122,6 +118,21 @@ def tool_format(tokenizer: Tokenizer | None) -> ToolFormat:
         unknown = "the model's chat template takes none, or has calls written in a way that is not known here"
         raise ApiError(400, f"tools: {unknown}", param="tools")
     return tokenizer.tool_format
+
+
+def _calling(tools: Sequence[Tool], calls: ToolFormat, tokenizer: Tokenizer, *, several: bool) -> Structured:
+    """The form of an answer that calls one of these at least."""
+
+    def mark(text: str) -> str:
+        token = tokenizer.special_id(text)
+        return msgspec.json.encode(text).decode() if token is None else f"<[{token}]>"
+
+    try:
+        return Structured(grammar=calls.grammar(tools, mark, several=several))
+    except RecursionError:
+        raise ApiError(400, "tools: a schema is nested too deeply", param="tools") from None
+    except ValueError as error:
+        raise ApiError(400, str(error).replace("structured.grammar", "tools", 1), param="tools") from None
 
 
 def template_variables(asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:

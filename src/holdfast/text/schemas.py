@@ -25,6 +25,7 @@ FORMATS = {
     "relative-json-pointer",
 }
 """That JSON Schema defines."""
+NOTES = {"title", "description", "examples", "default", "$comment"}
 
 
 def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -42,12 +43,14 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same schema, less what asserts nothing, and which the compiler of grammars refuses all the same: formats of
-    somebody's own, and items that need not be unique."""
+    """The same schema, less what asserts nothing: descriptions, which may be long; and what the compiler of grammars
+    refuses all the same, formats of somebody's own and items that need not be unique."""
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     todo = [plain]
     while todo:
         part = todo.pop()
+        for note in NOTES & part.keys():
+            del part[note]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
         if isinstance(named := part.get("format"), str) and named not in FORMATS:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs, States
+from ..journal import Entries, Inputs
 from ..linear_attention import decay_of, decays, pairwise_decay, per_head, recall, window_decays
+from ..places import States
 from ..rounding import rounded
 
 AXES = ("head", "value", "key")

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs, States
+from ..journal import Entries, Inputs
 from ..linear_attention import decays, recall
+from ..places import States
 from ..rounding import rounded
 
 AXES = ("head", "value", "key")

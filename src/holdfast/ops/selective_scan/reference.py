@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ...config import CHUNK
-from ..journal import Entries, Inputs, States, joined
+from ..journal import Entries, Inputs, gathered
 from ..linear_attention import distances
+from ..places import States
 from ..rounding import rounded
 
 AXES = ("channel", "state")
@@ -37,7 +38,7 @@ class SelectiveScan:
 
     def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
         """Who sees a token must see all that it sees, as in a tree: then each continues from one other."""
-        state = joined(state)
+        state = gathered(state)
         lanes, tokens = torch.arange(len(state), device=state.device), sees.shape[-1]
         number = torch.arange(1, tokens + 1, device=state.device)
         last_seen = (sees.tril(-1) * number).amax(-1).expand(len(state), -1)  # [N, T]; 0: none of the window

@@ -11,7 +11,7 @@ from ..step import StateStep
 from . import kernels
 
 BLOCK, BLOCKS = 1024, 4
-"""Positions that a program compares at a time, and how often."""
+"""Positions that a program compares at a time, and how often at the most."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,13 @@ def check_paged(
     page_size: int,
 ) -> None:
     """pages: the table; stamps [layers, pages * page_size]; first_state: the number that a finding has for layer 0"""
-    parts = triton.cdiv(pages.shape[1] * page_size, BLOCK * BLOCKS)
+    blocks = triton.cdiv(pages.shape[1] * page_size, BLOCK)
+    parts = triton.cdiv(blocks, BLOCKS)
     kernels.paged[(len(step.rows), len(states), parts)](
         found, states, first_state, stamps, stamps.stride(0), pages, pages.stride(0),
         ledger.meant, step.rows, step.counts, step.position,
         ledger.stand, ledger.tickets, ledger.page_owner, ledger.chain, ledger.chain.stride(0),
-        PAGE=page_size, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
+        PAGE=page_size, BLOCK=BLOCK, BLOCKS=min(blocks, BLOCKS), num_warps=4,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...config import CHUNK
 from .. import journal
-from ..journal import Entries, Inputs, States
-from ..places import TemporalState
+from ..journal import Entries, Inputs
+from ..places import States, TemporalState
 from ..step import StateStep
 from ..transfer import to_device
 from . import kernels
