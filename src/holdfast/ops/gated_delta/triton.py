@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, FoldTiles, beside, early, folds_of, join, tree_of
+from ..twins.launch import LEAST, FoldTiles, beside, early, folds_of, join, stops_at_lines, tree_of
 from . import kernels, single_kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -116,10 +116,11 @@ def windows(
             )  # fmt: skip
         return out
     tiles = tiles or WINDOW_TILES
-    shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
+    shape |= {"TP": padded(step.longest_window), "J": grid, "STOPS": stops_at_lines(pool, step)}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
         *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
+        TREE=step.tree is not None,
         num_warps=1 if shape["TP"] < LEAST else 4,
     )  # fmt: skip
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
