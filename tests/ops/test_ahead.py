@@ -28,6 +28,10 @@ class Hopper:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
     get_current_device = staticmethod(lambda: 0)
     get_current_stream = staticmethod(lambda device: 0)
+    launcher_cls = staticmethod(lambda src, metadata: launchers.append((src.name, metadata.num_warps)))
+
+
+launchers = []
 
 
 @triton.jit
@@ -47,6 +51,7 @@ triton.knobs.compilation.listener = lambda src, **told: compiled.append(src.cons
 driver.set_active(Hopper())
 compile_ahead(work)
 assert sorted(size for constants in compiled for size in constants.values()) == [16, 32], compiled
+assert launchers == [("count", 4)] * 2, launchers
 assert count.run.__name__ == "run"  # as it was
 assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules  # which take seconds to import
 '''

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 
 def compile_ahead(work: Callable[[], object]) -> None:
-    """All kernels that `work` launches. They are not launched: what they would have filled is zero, for operations of
-    torch's may take it for indices."""
+    """All kernels that `work` launches, and what launches them. They are not launched: what they would have filled is
+    zero, for operations of torch's may take it for indices."""
     if triton.knobs.runtime.interpret:
         return
     parse, run, turn = JITFunction.parse, JITFunction.run, Lock()
@@ -29,16 +30,20 @@ def compile_ahead(work: Callable[[], object]) -> None:
     def only_compiled(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *args, warmup=True, **options)
 
+    def launcher(kernel: Any) -> Any:
+        """Up to Triton 3.6 a C compiler makes it, for each signature; it is found again in Triton's cache."""
+        return driver.active.launcher_cls(kernel.src, kernel.metadata)
+
     pool = ThreadPoolExecutor(os.cpu_count())
-    with (
-        pool,
-        _instead(JITFunction, parse=parsed),
-        triton.AsyncCompileMode(pool),
-        _instead(JITFunction, run=only_compiled),
-        _instead(torch, empty=torch.zeros, empty_like=torch.zeros_like),
-        _instead(Tensor, new_empty=Tensor.new_zeros),
-    ):
-        work()
+    with pool, _instead(JITFunction, parse=parsed), triton.AsyncCompileMode(pool) as compiling:
+        with (
+            _instead(JITFunction, run=only_compiled),
+            _instead(torch, empty=torch.zeros, empty_like=torch.zeros_like),
+            _instead(Tensor, new_empty=Tensor.new_zeros),
+        ):
+            work()
+        for _ in pool.map(launcher, compiling.future_kernels.values()):
+            pass  # an error would be raised here
 
 
 @contextmanager
