@@ -30,8 +30,9 @@ def compile_ahead(work: Callable[[], object]) -> None:
     def only_compiled(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *args, warmup=True, **options)
 
-    def launcher(kernel: Any) -> Any:
+    def launcher(compiled: Any) -> Any:
         """Up to Triton 3.6 a C compiler makes it, for each signature; it is found again in Triton's cache."""
+        kernel = compiled.result()
         return driver.active.launcher_cls(kernel.src, kernel.metadata)
 
     pool = ThreadPoolExecutor(os.cpu_count())
