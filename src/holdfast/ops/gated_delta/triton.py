@@ -33,7 +33,7 @@ class Tiles:
 
 
 WINDOW_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(32, 1, keys=4), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
+DECODE_TILES = {4: Tiles(32, 1, keys=4), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8, wide=16)}
 FOLD_TILES = {4: FoldTiles(32, 4, 1, 128), 2: FoldTiles(32, 4, 2, 128), 1: FoldTiles(32, 4, 4, 128)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 REWRITE_TILES = FoldTiles(32, 1)

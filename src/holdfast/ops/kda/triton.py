@@ -46,7 +46,7 @@ class Tiles:
 
 
 WINDOWS = Tiles(values=32, warps=1)
-SINGLES = Tiles(values=32, warps=1, keys=4)
+SINGLES = Tiles(values=32, warps=1, keys=8)
 FOLDS = FoldTiles(32, 4, registers=128)
 FRONT_WARPS, FRONT_WIDTH = 2, 2
 """Before the rule of single tokens: warps of a program, and channels of a thread."""
