@@ -148,7 +148,7 @@ def test_first_steps_that_looked_short_are_not_believed_for_long() -> None:
     costs = StepCosts()
     for seconds in (0.010, 0.003):
         costs.learn(8, 7, 1000, seconds)
-    for step in range(5):
+    for step in range(6):
         assert costs.seconds(8, 7, 1000) < 0.005
         costs.learn(8, 7, 1100 + 20 * step, 0.010)
     assert costs.seconds(8, 7, 1300) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
