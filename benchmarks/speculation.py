@@ -4,10 +4,10 @@
     python benchmarks/speculation.py --seconds 380 --json benchmarks/results/speculation_cpu.json   # under 8
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
-end of an answer as it does in its training text). A rate is tokens after the first, a second, from the step that
-gives all prompts their first token to the last: medians over --reps, whose kinds take turns, on a GPU after a round
-that is not counted. One engine serves all depths of a drafter; none is an engine without one. A server learns once
-what steps of each kind take; here adaptive depth does so in --learning runs before the others.
+end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from
+the step by which each has a token to the first that ends an answer. Medians over --reps, whose kinds take turns, on a
+GPU after a round that is not counted. One engine serves all depths of a drafter; none is an engine without one. A
+server learns once what steps of each kind take; here adaptive depth does so in --learning runs before the others.
 
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.
@@ -20,7 +20,8 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ import torch
 
 from holdfast import LLM, SamplingParams
 from holdfast.builtin import SMALL, builtin_models
-from holdfast.request import RequestOutput
+from holdfast.engine import Engine
+from holdfast.request import Request, RequestOutput
 from holdfast.scheduler.depth import Depth
 
 HELDOUT = Path(__file__).parent / "data" / "small_talk_heldout.jsonl"
@@ -178,14 +180,47 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
 def _run(llm: LLM, traffic: Traffic) -> tuple[float, list[RequestOutput]]:
     """Tokens a second."""
     params = SamplingParams(max_tokens=traffic.out, ignore_eos=True)
-    seconds, outputs = 0.0, list[RequestOutput]()
+    seconds, tokens, outputs = 0.0, 0, list[RequestOutput]()
     for first in range(0, len(traffic.prompts), traffic.batch):
-        made = llm.generate(traffic.prompts[first : first + traffic.batch], params, progress=False)
-        seconds += max(o.metrics.finished or 0.0 for o in made) - max(
-            o.metrics.first_token or 0.0 for o in made
-        )
-        outputs += made
-    return len(outputs) * (traffic.out - 1) / seconds, outputs
+        with _while_all_run(llm._engine, traffic.batch) as lap:
+            outputs += llm.generate(traffic.prompts[first : first + traffic.batch], params, progress=False)
+        seconds, tokens = seconds + lap.seconds, tokens + lap.tokens
+    return tokens / seconds, outputs
+
+
+@dataclass
+class Lap:
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@contextmanager
+def _while_all_run(engine: Engine, requests: int) -> Iterator[Lap]:
+    """From the step by which all have a token to the first that ends an answer."""
+    step, lap, seen = engine.step, Lap(), dict[str, Request]()
+    begun: float | None = None
+
+    def made() -> int:
+        return sum(len(request.tokens) for request in seen.values())
+
+    def watched() -> list[Request]:
+        nonlocal begun
+        advanced = step()
+        if lap.seconds:
+            return advanced
+        if begun is None:
+            seen.update((request.id, request) for request in advanced)
+            if len(seen) == requests:
+                begun, lap.tokens = time.perf_counter(), -made()
+        elif any(request.finish_reason for request in advanced):
+            lap.seconds, lap.tokens = time.perf_counter() - begun, lap.tokens + made()
+        return advanced
+
+    engine.step = watched  # type: ignore[method-assign]
+    try:
+        yield lap
+    finally:
+        engine.step = step  # type: ignore[method-assign]
 
 
 def _accept_length(outputs: Sequence[RequestOutput]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from holdfast.adaptive import AdaptiveConfig, Band
@@ -146,7 +148,7 @@ def test_first_steps_that_looked_short_are_not_believed_for_long() -> None:
     costs = StepCosts()
     for seconds in (0.010, 0.003):
         costs.learn(8, 7, 1000, seconds)
-    for step in range(5):
+    for step in range(6):
         assert costs.seconds(8, 7, 1000) < 0.005
         costs.learn(8, 7, 1100 + 20 * step, 0.010)
     assert costs.seconds(8, 7, 1300) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
@@ -155,6 +157,34 @@ def test_first_steps_that_looked_short_are_not_believed_for_long() -> None:
     costs.learn(8, 7, 1600, 0.030)
     costs.learn(8, 7, 1700, 0.030)
     assert costs.seconds(8, 7, 1700) < 0.012, "two in a row are still outliers"
+
+
+def test_first_steps_are_slow() -> None:
+    """Graphs are replayed for the first time: as an H200 had it, when the step after these took 240 us."""
+    costs = StepCosts()
+    for seconds in (613e-6, 471e-6, 358e-6, 240e-6):
+        costs.learn(1, 0, 100, seconds)
+    assert costs.seconds(1, 0, 100) == pytest.approx(240e-6, rel=1e-3) and not costs.sure(1, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_times_that_differ_much_are_no_news(seed: int) -> None:
+    """Nor is the context to blame, which grows meanwhile."""
+    costs, chance = StepCosts(), random.Random(seed)
+    for step in range(400):
+        costs.learn(64, 1, 64 * (60 + step), 1.5e-3 * chance.lognormvariate(0, 0.25))
+        if step > 50:
+            assert 1.2e-3 < costs.seconds(64, 1, 64 * (60 + step)) < 2.0e-3
+    assert costs.per_token < 1e-8
+
+
+def test_what_was_measured_little_may_be_shorter() -> None:
+    costs = StepCosts()
+    for step in range(100):
+        costs.learn(8, 0, 0, 1.0)
+        if step < 3:
+            costs.learn(8, 1, 0, 1.0)
+    assert costs.least(8, 1, 0) < costs.least(8, 0, 0) < costs.seconds(8, 0, 0) == 1.0
 
 
 def test_context_is_part_of_the_cost() -> None:

@@ -7,7 +7,7 @@ import pytest
 from holdfast.ids import Row
 from holdfast.plan import NO_CHOICE, StepPlan, Window
 from holdfast.request import Acceptance, FinishReason, Request, TokenLogprob
-from holdfast.scheduler.depth import draft_room
+from holdfast.scheduler.depth import Depth, draft_room
 
 from .harness import Harness, make_limits, make_request
 from .results import RowResult, step_result
@@ -163,3 +163,22 @@ def test_draft_room() -> None:
     assert draft_room(known=10, most_tokens=20, budget=5) == 5
     assert draft_room(known=10, most_tokens=14, budget=5) == 3
     assert draft_room(known=10, most_tokens=10, budget=5) < 0
+
+
+class FirstOnly(Depth):
+    """Drafts are made in the first steps, and never again."""
+
+    def decide(self) -> int:
+        self.depth = 3 if sum(self.steps.get(3, {}).values()) < 4 else 0
+        return self.depth
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_a_row_whose_drafts_are_still_uncertain_is_not_quiet(depth: int) -> None:
+    """The fake objects if a row stands elsewhere than the plan says."""
+    harness = Harness(LIMITS, depth, drafts=FirstOnly(3))
+    harness.submit(*(make_request(id_, (1, 2, 3, n), max_tokens=12) for n, id_ in enumerate("ab")))
+    harness.drain()
+    assert harness.scheduler.speculation.windows
+    for request in harness.ended.values():
+        harness.check_answer(request)

@@ -180,8 +180,8 @@ class Inputs:
     def run_of_padding(self, tokens: int) -> Lanes:
         """A step of one run, which is nobody's."""
         self._before = None
-        plan = StepPlan(0, work=(RowWork(PAD_ROW, 0, tokens, Window()),), positions=(0,), uncertain=(0,))
-        return self._lay_out(plan, None, 0, 0)
+        work = RowWork(PAD_ROW, 0, tokens, Window())
+        return self._lay_out(StepPlan(0, work=(work,), positions=(0,), uncertain=(0,)), None, 0, 0)
 
     def _lay_out(
         self,

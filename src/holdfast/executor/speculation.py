@@ -64,7 +64,6 @@ class Speculation:
         assert self.drafter is not None
         lanes = len(rows)
         counts = torch.where(missed > 1, (missed - 1).clamp(max=window), missed)
-        lane = torch.arange(lanes, device=rows.device)
         step = state.begin(
             rows=rows,
             counts=counts,
@@ -74,10 +73,8 @@ class Speculation:
             window_tokens=lanes * window,
             cursors=state.trailing,
         )
-        lane, offset = (
-            each.flatten()
-            for each in torch.meshgrid(lane, torch.arange(window, device=rows.device), indexing="ij")
-        )
+        lane = torch.arange(lanes, device=rows.device).repeat_interleave(window)
+        offset = torch.arange(window, device=rows.device).repeat(lanes)
         row, positions, tokens = self._ops.absorbed(
             self._tables.tokens, rows, counts, step.position, lane, offset
         )

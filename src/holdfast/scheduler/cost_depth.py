@@ -14,8 +14,8 @@ from .depth import Depth
 from .step_costs import FIRST, StepCosts
 from .survival import Survival
 
-MARGIN = 1.01
-"""Another depth must promise so many times as much."""
+MARGIN, MARGIN_UNSURE = 1.01, 1.04
+"""Another depth must promise so many times as much; one that was hardly tried, more."""
 PROBING = 0.012
 """Of the time, so much is spent on drafts that are only to find out whether drafts have become worth their while."""
 LEAST_PATIENCE, MOST_PATIENCE = 8, 64
@@ -23,8 +23,8 @@ LEAST_PATIENCE, MOST_PATIENCE = 8, 64
 PROBED = 8
 """Rows that are asked, where a step costs by its tokens."""
 REST, REST_WITHOUT_DRAFTS = 3, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does. Of those neither times
-are learned: steps on a GPU are short, and the host must not take longer to decide than the device to compute."""
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
+short, and the host must not take longer to decide than the device to compute."""
 OWN_WEIGHT = 4.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -111,6 +111,7 @@ class CostDepth(Depth):
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
         self._rest = 0  # further steps for which the decision holds
         self._resting = False
+        self._only_windows = True
         self._trial = self._trial_rows = 0  # further steps by which something is found out
 
     # --- deciding ---
@@ -168,7 +169,8 @@ class CostDepth(Depth):
         rates = self._promises(at_best=True)
         best = max(rates, key=lambda depth: rates[depth])
         now = self.depth if self.reason != "probe" else 0
-        if now in rates and rates[best] <= MARGIN * rates[now] < math.inf:
+        margin = MARGIN if self._costs.sure(self._load.rows, best) else MARGIN_UNSURE
+        if now in rates and rates[best] <= margin * rates[now] < math.inf:
             best = now
         known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
@@ -212,6 +214,8 @@ class CostDepth(Depth):
         super().planned(plan)
         self._patience = 0 if plan.propose else self._patience + 1
         if self._resting and len(plan.work) == self._load.rows:
+            as_decided = plan.work[0].window.drafts == self.depth
+            self._flight[plan.step] = Launched(self._load, self.depth, as_decided)
             return
         if self._resting:
             self._rest = 0
@@ -225,12 +229,14 @@ class CostDepth(Depth):
         if rows and self._ragged:
             self._rows = [work for work in plan.work if work.tokens == 1 + work.window.drafts and work.sample]
         verified = drafts / max(1, rows) if self._ragged else longest
-        steady = rows == len(plan.work) and abs(verified - self.depth) < 0.25
+        only_windows = rows == len(plan.work) and not plan.starts
+        steady = self._only_windows and only_windows and abs(verified - self.depth) < 0.25
+        self._only_windows = only_windows  # else the next step waits for what the host did beside them
         self._flight[plan.step] = Launched(self._load, self.depth, steady)
 
     def collected(self, result: StepResult) -> None:
-        launched = self._flight.pop(result.step, None)
-        if launched and launched.steady:
+        launched = self._flight.pop(result.step)
+        if launched.steady:
             load = launched.load
             self._costs.learn(load.rows, launched.depth, load.context, result.seconds)
         rows = zip(result.work, result.tokens, strict=True)

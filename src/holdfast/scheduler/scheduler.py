@@ -290,11 +290,18 @@ class Scheduler:
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
+        self._settle(seat, window)
+
+    def _settle(self, seat: Seat, window: Window) -> None:
+        """Until where later steps need not ask for anything."""
+        request, room = seat.request, self._cache.room(seat.row)
         page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
-        seat.settled_until = min(page_end - 1, self._cache.room(seat.row))
+        seat.settled_until = min(page_end - 1, room)
         seat.quiet_until = 0
-        if window is BONUS and not seat.drafted:  # the next token is then all that it has to do
-            seat.quiet_until = min(page_end, self._cache.room(seat.row), seat.most_tokens) - 1
+        if window is BONUS and not (
+            seat.drafted or request.uncertain
+        ):  # the next token is all that it has to do
+            seat.quiet_until = min(page_end, room, seat.most_tokens) - 1
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""

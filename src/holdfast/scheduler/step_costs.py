@@ -15,12 +15,14 @@ FIRST = 4
 DOUBT = 0.05
 """A time may be so much shorter than it was found to be, and as much again as times differ, divided by the square
 root of the steps it was found in."""
+DOUBT_AT_FIRST = 0.2
+"""At least, before there were enough of them."""
 WEIGHT = 0.05
 """Of the newest step, at least."""
 OUTLIER, USUAL = 0.2, 3.0
 """A step that took so much longer than it should, and so many times as much as times usually differ, counts as if it
 had taken that,"""
-IN_A_ROW = 3
+IN_A_ROW = 4
 """unless it is one of so many: then what was believed before was wrong, and the shortest of them is believed."""
 FADING, MOST_FADED = 1 / 20_000, 0.3
 """A time is taken to be so much shorter for each step since it was measured, and at most: what was a mishap is tried
@@ -121,8 +123,9 @@ class StepCosts:
     def least(self, rows: int, depth: int, context: int) -> float:
         """That it may be for all that is known."""
         cell = self._found(band(rows), depth)
-        steps = cell.steps if cell else 1
-        return self.seconds(rows, depth, context) * (1 - (DOUBT + min(0.4, self._jitter)) / math.sqrt(steps))
+        doubt = DOUBT + min(0.4, self._jitter)
+        doubt = doubt / math.sqrt(cell.steps) if cell and cell.steps > FIRST else max(doubt, DOUBT_AT_FIRST)
+        return self.seconds(rows, depth, context) * (1 - doubt)
 
     def _found(self, here: int, depth: int) -> Cell | None:
         cell = self._cells.get((here, depth))
