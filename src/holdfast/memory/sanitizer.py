@@ -293,11 +293,11 @@ class Sanitizer:
         rows, drafts = self._tensor([[w.row for w in chose], [w.window.drafts for w in chose]])
         known, accepted = self._stand[rows] - drafts, done.accepted
         text, wrong = self._chains.after(self._chains.at(rows, known), done.chosen[:, 0]), accepted > drafts
-        self._chains.replace(rows, known + 1, text)
-        if (most := done.chosen.shape[1] - 1) > 0:
+        if (most := done.chosen.shape[1] - 1) > 0:  # before anything is replaced
             node = torch.arange(most + 1, device=self._device)
             nodes = self._chains.at(rows[:, None], known[:, None] + node)
             nodes.masked_fill_(node > drafts[:, None], VOID)
+        self._chains.replace(rows, known + 1, text)
         for count in range(1, most + 1):
             found = nodes == text[:, None]
             wrong = wrong | ((accepted >= count) & ~found.any(1))
