@@ -395,7 +395,7 @@ def microseconds(p: Any, way: Callable[[Any, StateStep], None], budget: float = 
 
 
 FOLD_CUTS: list[tuple[int, int, int, int | None]] = [
-    (32, 4, 1, 128), (32, 4, 2, 128), (32, 2, 4, None), (16, 2, 4, None)
+    (32, 4, 1, 128), (32, 4, 2, 128), (32, 2, 4, None), (32, 2, 8, None)
 ]  # fmt: skip
 """Other ways to cut folds: channels of a program, its warps, programs for every multiprocessor, registers."""
 BASE_TILES = [kernels.Tiles(values, warps) for values, warps in ((8, 1), (16, 1), (32, 1), (64, 2))]

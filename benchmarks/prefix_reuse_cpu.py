@@ -3,7 +3,7 @@
     python benchmarks/prefix_reuse_cpu.py
 
 A hybrid with random weights, float32, one thread. Times are the process's CPU time, so that other work on the machine
-does not count; runs with and without prefix caching take turns, and each figure is a median.
+does not count; those with and without prefix caching take turns, and each figure is a median.
 
   fifth turn   a document, then five questions and answers: time to the first token of the fifth answer, resumed
                and cold. Both must give the same tokens.
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from holdfast import LLM, SamplingParams
+from turns import in_turn, median_and_range
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -76,22 +77,20 @@ def fifth_turn(resuming: LLM, cold: LLM, repeats: int) -> dict[str, float]:
     return {**medians, "prompt": len(talk), "ratio": medians["cold"] / medians["resumed"]}
 
 
-def strangers(resuming: LLM, cold: LLM, repeats: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {"on": [], "off": []}
-    ratios = []
+def strangers(resuming: LLM, cold: LLM, repeats: int) -> dict[str, Any]:
+    """Step by step in turn: whatever else the machine does meets both alike."""
+    services, times, overheads = (resuming._service, cold._service), [], []
     for repeat in range(repeats + 1):
-        prompts = [text(7000 + 100 * repeat + n, 100 + 7 * n) for n in range(16)]
-        pair = {}
-        for name, llm in (
-            [("on", resuming), ("off", cold)] if repeat % 2 else [("off", cold), ("on", resuming)]
-        ):
-            pair[name], _ = cpu_seconds(llm, prompts, 80)
+        asks = [(text(7000 + 100 * repeat + n, 100 + 7 * n), greedy(80)) for n in range(16)]
+        clocks, (one, other) = in_turn(services, [asks] * 2)
+        assert one == other, "prefix caching changed a token"
+        for clock, service in zip(clocks, services, strict=True):
+            clock.time(service.engine.settle)  # ended requests may yet leave a checkpoint
         if repeat:  # the first one warms up
-            ratios.append(pair["on"] / pair["off"])
-            for name, seconds in pair.items():
-                times[name].append(seconds)
-    medians = {name: statistics.median(each) for name, each in times.items()}
-    return {**medians, "overhead": statistics.median(ratios) - 1}
+            times.append([clock.cpu for clock in clocks])
+            overheads.append(clocks[0].cpu / clocks[1].cpu - 1)
+    on, off = (statistics.median(each) for each in zip(*times, strict=True))
+    return {"on": on, "off": off, **median_and_range("overhead", overheads)}
 
 
 def main() -> None:
@@ -114,7 +113,7 @@ def main() -> None:
     alone = strangers(resuming, cold, options.repeats)
     print(
         f"strangers: {alone['on']:.2f} s of CPU with prefix caching, {alone['off']:.2f} s without: "
-        f"{alone['overhead']:+.1%}"
+        f"{alone['overhead']:+.1%} ({alone['overhead_range'][0]:+.1%} to {alone['overhead_range'][1]:+.1%})"
     )
     if options.json:
         options.json.write_text(json.dumps({"fifth turn": turn, "strangers": alone}, indent=1))

@@ -13,15 +13,18 @@ Run = Callable[[list[list[int]], int], float]
 
 
 def steady(name: str, batch: int, reps: int, run: Run, *, out: int = OUT) -> dict[str, Any]:
-    """A step is (T(out) - T(out / 2)) / (out / 2). Medians over the repetitions, and their range."""
+    """A step is (T(out) - T(out / 2)) / (out / 2), of the medians of both over the repetitions: one run that the host
+    has held up changes neither. The range is that of the repetitions' own differences."""
     run(prompts(name, batch, PROMPT, 1), out // 2)  # compiles what is left
-    ones, steps = [], []
+    ones, halves, wholes = [], [], []
     for rep in range(reps):
         given = prompts(name, batch, PROMPT, 2 + rep)
         ones.append(run(given, 1))
-        half, whole = run(given, out // 2), run(given, out)
-        steps.append((whole - half) / (out - out // 2))
-    step = statistics.median(steps)
+        halves.append(run(given, out // 2))
+        wholes.append(run(given, out))
+    rest = out - out // 2
+    step = (statistics.median(wholes) - statistics.median(halves)) / rest
+    steps = [(whole - half) / rest for whole, half in zip(wholes, halves, strict=True)]
     return {
         "model": name,
         "batch": batch,

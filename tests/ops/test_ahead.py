@@ -13,6 +13,7 @@ from tests.capacity.shapes import LFM2, write
 from holdfast import LLM
 
 PROGRAM = '''
+import sys
 import torch, triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -27,6 +28,10 @@ class Hopper:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
     get_current_device = staticmethod(lambda: 0)
     get_current_stream = staticmethod(lambda device: 0)
+    launcher_cls = staticmethod(lambda src, metadata: launchers.append((src.name, metadata.num_warps)))
+
+
+launchers = []
 
 
 @triton.jit
@@ -36,7 +41,7 @@ def count(out, SIZE: tl.constexpr):
 
 def work():
     for size in (16, 32, 16):
-        made = torch.empty(size, dtype=torch.int64)
+        made = torch.empty(size, dtype=torch.int64) if size > 16 else torch.ones(size).long().new_empty(size)
         count[(1,)](made, SIZE=size)
         assert torch.ones(1)[made].sum() == size  # indices, though nothing was launched
 
@@ -46,7 +51,9 @@ triton.knobs.compilation.listener = lambda src, **told: compiled.append(src.cons
 driver.set_active(Hopper())
 compile_ahead(work)
 assert sorted(size for constants in compiled for size in constants.values()) == [16, 32], compiled
+assert launchers == [("count", 4)] * 2, launchers
 assert count.run.__name__ == "run"  # as it was
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules  # which take seconds to import
 '''
 
 

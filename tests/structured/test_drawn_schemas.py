@@ -110,7 +110,8 @@ def drawn() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_every_answer_is_valid_with_and_without_drafts() -> None:
-    schemas = [*drawn(), *drawn()]
+    """All of them greedily, some of them sampled as well."""
+    schemas = [*drawn(), *drawn()[::4]]
     params = [
         SamplingParams(
             structured=Structured(json=schema), max_tokens=400, temperature=float(place >= ENOUGH), seed=place
@@ -123,9 +124,9 @@ def test_every_answer_is_valid_with_and_without_drafts() -> None:
         assert output.finish_reason == "stop", f"{schema}: {output.text}"
         validate(output.text, schema)
     ngram = {"method": "ngram", "num_speculative_tokens": 3}
-    for drafted in (
-        LLM(random_model(), speculative_config=ngram, **ENGINE),
-        speculating(random_model(), Blind(2), **ENGINE),
+    for step, drafted in (
+        (1, LLM(random_model(), speculative_config=ngram, **ENGINE)),
+        (4, speculating(random_model(), Blind(2), **ENGINE)),
     ):
-        again = drafted.generate(prompts, params)
-        assert [output.token_ids for output in again] == [output.token_ids for output in plain]
+        again = drafted.generate(prompts[::step], params[::step])
+        assert [output.token_ids for output in again] == [output.token_ids for output in plain[::step]]

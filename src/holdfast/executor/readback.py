@@ -148,7 +148,8 @@ class InFlight:
         lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
         ends = list(accumulate([0] + [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]))
         [told] = self.report.wait()
-        return tuple(told.numpy()[begin:end] for begin, end in pairwise(ends))
+        numbers = told.numpy()
+        return tuple(numbers[begin:end] for begin, end in pairwise(ends))
 
     def _choosers(self) -> Iterator[tuple[int, int, int]]:
         """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""

@@ -292,17 +292,18 @@ class Sanitizer:
         chose = [done.work[lane] for lane in done.choosers]
         rows, drafts = self._tensor([[w.row for w in chose], [w.window.drafts for w in chose]])
         known, accepted = self._stand[rows] - drafts, done.accepted
-        node = torch.arange(done.chosen.shape[1], device=self._device)
-        nodes = self._chains.at(rows[:, None], known[:, None] + node)
-        nodes.masked_fill_(node > drafts[:, None], VOID)
-        at, wrong = torch.zeros_like(rows)[:, None], accepted > drafts
-        for count in range(len(node)):
-            text = self._chains.after(nodes.gather(1, at), done.chosen.gather(1, at))
-            self._chains.replace(rows, known + count + 1, text[:, 0], accepted >= count)
-            if count + 1 < len(node):
-                found = nodes == text
-                wrong = wrong | ((accepted > count) & ~found.any(1))
-                at = found.long().argmax(1)[:, None]
+        text, wrong = self._chains.after(self._chains.at(rows, known), done.chosen[:, 0]), accepted > drafts
+        self._chains.replace(rows, known + 1, text)
+        if (most := done.chosen.shape[1] - 1) > 0:
+            node = torch.arange(most + 1, device=self._device)
+            nodes = self._chains.at(rows[:, None], known[:, None] + node)
+            nodes.masked_fill_(node > drafts[:, None], VOID)
+        for count in range(1, most + 1):
+            found = nodes == text[:, None]
+            wrong = wrong | ((accepted >= count) & ~found.any(1))
+            at = found.long().argmax(1)[:, None]
+            text = self._chains.after(nodes.gather(1, at), done.chosen.gather(1, at))[:, 0]
+            self._chains.replace(rows, known + count + 1, text, accepted >= count)
         self._stand[rows] = known + accepted
         self._add("accept", [("-", "tokens")], _Places(rows, known + accepted, rows), None, wrong)
 
@@ -382,7 +383,7 @@ class Sanitizer:
         """If there is a place for each of the step's tokens, it is those that are meant, in their order. Else it is
         what the operation says; and which of that this step has not absorbed."""
         if len(index) == len(self._absorbed.index):
-            return replace(self._absorbed, index=index), None
+            return _Places(self._absorbed.rows, self._absorbed.position, index), None
         begin, end = self._span[:, rows]
         return _Places(rows, first + 1, index), (first < begin) | (first >= end)
 

@@ -50,10 +50,12 @@ class Chains:
         """`tokens` [N] now stand at `place`, after those of the first `above` places; by default, of all."""
         self.table[rows, place + 1] = self.after(self.at(rows, place if above is None else above), tokens)
 
-    def replace(self, rows: Tensor, position: Tensor, stamps: Tensor, where: Tensor) -> None:
-        """Those of the rows' first `position` tokens, where it is to be done [N]."""
+    def replace(self, rows: Tensor, position: Tensor, stamps: Tensor, where: Tensor | None = None) -> None:
+        """Those of the rows' first `position` tokens, everywhere or where it is to be done [N]."""
         position = position.clamp(max=self.table.shape[1] - 1)
-        self.table[rows, position] = torch.where(where, stamps, self.table[rows, position])
+        if where is not None:
+            stamps = torch.where(where, stamps, self.table[rows, position])
+        self.table[rows, position] = stamps
 
     def at(self, rows: Tensor, position: Tensor) -> Tensor:
         """Stamps of the rows' first `position` tokens. Of none it is 0, which no place bears."""

@@ -265,7 +265,8 @@ def _fill(item: _Assignment, source: Any, device: torch.device | str) -> int:
 
 def materialise(target: Tensor, device: torch.device | str) -> None:
     """Give a meta tensor memory. It stays the same object, so tied names and attributes such as `shard` hold."""
-    real = torch.empty_like(target, device=device)
+    # of a meta tensor, empty_like would import a library of symbols, in more than a second
+    real = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device=device)
     if isinstance(target, nn.Parameter):
         real = nn.Parameter(real, requires_grad=target.requires_grad)
     real.__dict__.update(target.__dict__)

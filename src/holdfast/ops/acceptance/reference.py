@@ -30,6 +30,8 @@ class Drafts:
 
     def by_lane(self, chosen: Tensor) -> Tensor:
         """[S] -> [C, most + 1]; a lane with fewer drafts repeats its last."""
+        if not self.most:
+            return chosen[self.first][:, None]
         place = torch.arange(self.most + 1, device=chosen.device)
         return chosen[self.first[:, None] + place.minimum(self.drafts[:, None])]
 

@@ -10,9 +10,9 @@ channels) and is then a chain of products, without a loop over tokens:
     out = R + Y                         lower half
 
 where `mix` holds the inverse of the window's triangular system. If the journal holds a whole line, C is folded
-first and stored; if the window passes a line, C is folded on the way and not stored, since what lies beyond
-may yet be rejected. Either way it passes through the pool's dtype before it is used. Of a TREE's nodes each sees its
-ancestors, and none passes a line: until it is known which are kept, all are entries.
+first and stored, and passes through the pool's dtype before it is used. If that rounds and the window passes a
+line, it STOPS there: C is folded on the way and not stored, since what lies beyond may yet be rejected. Of a TREE's
+nodes each sees its ancestors.
 
 A checkpoint is stored [slot, head, key, value]. Products against a float32 checkpoint split it into three
 bfloat16 parts: probes are bfloat16, so that every product is exact and only sums round. Cursors are read from
@@ -71,7 +71,7 @@ def front(
     rows, counts, offsets, position, end_base, tree, tree_size,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + lane).to(tl.int64)
@@ -82,7 +82,7 @@ def front(
     HV: tl.constexpr = H * GROUP
     BOTH: tl.constexpr = 2 * TP
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)  # the token that passes it
     places, probes, channels = tl.arange(0, JP), tl.arange(0, BOTH), tl.arange(0, K)
     nodes, padded = tl.arange(0, TP), tl.arange(0, BOTH)
     ring = journal_k + (row * CAP * H + head) * K
@@ -210,7 +210,7 @@ def main(
     v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BK: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
-    TREE: tl.constexpr,
+    STOPS: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -219,7 +219,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)
     passes = (line > 0) & (line < count)
     folds = (end > begin) | passes
     if (row == 0) | (folds != FOLDS):

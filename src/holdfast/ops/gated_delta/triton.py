@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..places import ConvState, TemporalState
 from ..step import StateStep
-from ..twins.launch import LEAST, FoldTiles, beside, early, folds_of, join, tree_of
+from ..twins.launch import LEAST, FoldTiles, beside, early, folds_of, join, stops_at_lines, tree_of
 from . import kernels, single_kernels, token_kernels
 from .front import DeltaInputs, DeltaWeights
 
@@ -33,7 +33,7 @@ class Tiles:
 
 
 WINDOW_TILES = Tiles(values=64, warps=2)
-DECODE_TILES = {4: Tiles(32, 1, keys=4), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8)}
+DECODE_TILES = {4: Tiles(32, 1, keys=4), 2: Tiles(32, 1, keys=8), 1: Tiles(64, 1, keys=8, wide=16)}
 FOLD_TILES = {4: FoldTiles(32, 4, 1, 128), 2: FoldTiles(32, 4, 2, 128), 1: FoldTiles(32, 4, 4, 128)}
 """Of single tokens, by the bytes of a number in a checkpoint."""
 REWRITE_TILES = FoldTiles(32, 1)
@@ -116,10 +116,11 @@ def windows(
             )  # fmt: skip
         return out
     tiles = tiles or WINDOW_TILES
-    shape |= {"TP": padded(step.longest_window), "J": grid, "TREE": step.tree is not None}
+    shape |= {"TP": padded(step.longest_window), "J": grid, "STOPS": stops_at_lines(pool, step)}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
         *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
+        TREE=step.tree is not None,
         num_warps=1 if shape["TP"] < LEAST else 4,
     )  # fmt: skip
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}

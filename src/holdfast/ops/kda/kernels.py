@@ -11,9 +11,7 @@ head, block of value channels) and is then a chain of products:
     Y = mix @ (beta * (V - R))                   upper half: the window's own entries; lower half: what queries see
     out = R + Y                                  lower half
 
-Folds, lines passed, trees and rounding are as for the gated delta rule. Runs go the same way in windows of at most
-16 tokens that end on the grid, with the state in registers; a token that the journal holds already is one whose entry
-is known.
+Folds, lines passed, trees and rounding are as for the gated delta rule.
 
 A checkpoint is stored [slot, head, key, value]. Bytes per lane and layer of 32 heads of 128 x 128,
 float32, J = 16: the checkpoint is 2 MiB, an entry 40 KiB. Decode reads 2 MiB + 7.5 entries, writes an entry, and
@@ -25,12 +23,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..gated_delta.single_kernels import answer_one, ask_one
-from ..twins.kernels import BEYOND, back, fold_workers, piece, product, sees, side_by_side
+from ..twins.kernels import BEYOND, back, product, sees
 
 
 @triton.jit
-def _own(apart, keys, inverse, t, seen, key, query, strength):
+def own_entries(apart, keys, inverse, t, seen, key, query, strength):
     """One token more of a window: what it and its query see of the window's own entries.
 
     apart    [TP, K]: of each token that is seen, the sum of gates after it up to this one
@@ -46,7 +43,7 @@ def _own(apart, keys, inverse, t, seen, key, query, strength):
 
 
 @triton.jit
-def _passed_on(apart, t, gate):
+def passed_on(apart, t, gate):
     """The same sums when one token more has come, whose own is zero."""
     return tl.where((tl.arange(0, apart.shape[0]) < t)[:, None], apart + gate[None, :], 0.0)
 
@@ -61,7 +58,7 @@ def front(
     rows, counts, offsets, position, end_base, tree, tree_size,
     q_stride, k_stride, g_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
@@ -70,7 +67,7 @@ def front(
     if (row == 0) | (count == 0):
         return
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held  # the token that passes it
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)  # the token that passes it
     places, nodes, channels = tl.arange(0, JP), tl.arange(0, TP), tl.arange(0, KP)
     inner, mine = channels < K, lane.to(tl.int64) * H + head
     ring_k = journal_k + (row * CAP * H + head) * K + channels
@@ -112,11 +109,11 @@ def front(
             for node in range(t + 1):
                 if sees(tree, tree_size, lane, t, node, True):
                     step = tl.load(given_g + node * g_stride, mask=inner, other=0.0)
-                    apart, passed = _passed_on(apart, node, step), passed + step
+                    apart, passed = passed_on(apart, node, step), passed + step
         else:
             seen = (nodes <= t) & ((nodes >= line) | (t < line))
-            apart, passed = _passed_on(apart, t, gate), tl.where(t == line, 0.0, passed) + gate
-        inverse, solved, by_query = _own(apart, keys, inverse, t, seen, key, query, strength)
+            apart, passed = passed_on(apart, t, gate), tl.where(t == line, 0.0, passed) + gate
+        inverse, solved, by_query = own_entries(apart, keys, inverse, t, seen, key, query, strength)
         decayed = tl.exp(since + passed[None, :]) * held_keys  # of no use beyond the line
         gain = tl.exp(tl.where(t < line, total, 0.0) + passed)
         tl.store(mix + t * TP, solved)
@@ -128,7 +125,7 @@ def front(
 
 
 @triton.jit
-def _line(
+def line_of(
     ring_k, ring_g, line, channels,
     H: tl.constexpr, K: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -143,107 +140,9 @@ def _line(
 
 
 @triton.jit
-def _folded(state, decay, keys, adds):
+def with_line(state, decay, keys, adds):
     """decay * state + keys^T @ adds, in the dtype of the state; keys [JP, BK], adds [JP, BV]"""
     return (decay[:, None] * state.to(tl.float32) + product(keys.trans(1, 0), adds)).to(state.dtype)
-
-
-@triton.jit
-def front_one(
-    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
-    journal_k, journal_g,  # [rows, CAP, H, K]
-    probes_out,  # [tokens, 2, H, K]: the query, then the key
-    old_out,  # [lanes, H, 2, JP]: of each held entry, what the key and the query recall
-    mix_out,  # [lanes, H, 4]: 1 for either, strength of the entry, what the query sees of it
-    rows, counts, offsets, position, end_base,
-    q_stride, k_stride, g_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """As `front`, for windows of one token; what it leaves is for `gated_delta.single_kernels.main_one`, too. A
-    thread takes WIDTH channels, and all entries of them: then the sums of gates are its own."""
-    head, lane = tl.program_id(0), tl.program_id(1)
-    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    at, end = tl.load(position + lane), tl.load(end_base + lane)
-    token = tl.load(offsets + lane).to(tl.int64)
-    if (row == 0) | (count == 0):
-        return
-    places, channels = tl.arange(0, JP), side_by_side(KP, WIDTH)
-    inner, held = channels < K, (at - end).to(tl.int32)
-    ring = (row * CAP * H + head) * K
-    ring_k, ring_g = journal_k + ring, journal_g + ring
-    filled, later = (places < held)[:, None], ((places > 0) & (places < held))[:, None]
-    here, next = back(at, JP, CAP)[:, None] * (H * K), back(at + 1, JP, CAP)[:, None] * (H * K)
-    keys = tl.load(ring_k + (here + channels[None, :]), mask=filled & inner[None, :], other=0.0)
-    after = tl.load(ring_g + (next + channels[None, :]), mask=later & inner[None, :], other=0.0)
-    oldest = tl.load(ring_g + (end % CAP) * (H * K) + channels, mask=inner & (held > 0), other=0.0)
-    gate = tl.load(log_g + token * g_stride + head * K + channels, mask=inner, other=0.0)
-    own = tl.load(k + token * k_stride + head * K + channels, mask=inner, other=0.0)
-    query = tl.load(q + token * q_stride + head * K + channels, mask=inner, other=0.0).to(tl.float32)
-    strength = tl.load(beta + token * beta_stride + head).to(tl.float32)
-
-    place = (at % CAP) * (H * K)
-    tl.store(ring_k + place + channels, own, mask=inner)
-    tl.store(ring_g + place + channels, gate, mask=inner)
-    key, mine = own.to(tl.float32), lane.to(tl.int64) * H + head
-    decayed = tl.exp(tl.cumsum(after, 0) + gate[None, :]) * keys.to(tl.float32)
-    total = tl.exp(oldest + tl.sum(after, 0) + gate)
-    tl.store(old_out + mine * 2 * JP + places, tl.sum(decayed * key[None, :], 1))
-    tl.store(old_out + (mine * 2 + 1) * JP + places, tl.sum(decayed * query[None, :], 1))
-    probe = probes_out + (token * 2 * H + head) * K + channels
-    tl.store(probe, total * query, mask=inner)
-    tl.store(probe + H * K, total * key, mask=inner)
-    tl.store(mix_out + mine * 4, 1.0)
-    tl.store(mix_out + mine * 4 + 1, 1.0)
-    tl.store(mix_out + mine * 4 + 2, strength)
-    tl.store(mix_out + mine * 4 + 3, tl.sum(key * query))
-
-
-@triton.jit
-def fold_one(
-    probes, v, out, saved, journal_k, journal_u, journal_g, old_in, mix_in, folds,
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, few,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """As `gated_delta.single_kernels.fold_one`."""
-    BLOCKS: tl.constexpr = (V + BV - 1) // BV
-    channels, places = tl.arange(0, KP), tl.arange(0, JP)
-    inner = channels < K
-    pieces, mine = tl.load(folds) * H * BLOCKS, tl.program_id(0)
-    workers = fold_workers(pieces, few)
-    for item in range(tl.where(mine < workers, mine, pieces), pieces, workers):
-        lane, head = tl.load(folds + 1 + item // (H * BLOCKS)), item // BLOCKS % H
-        values = item % BLOCKS * BV + tl.arange(0, BV)
-        inside = values < V
-        row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-        begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
-        slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-        token, exists = tl.load(offsets + lane).to(tl.int64), count > 0
-        tile, offset = inner[:, None] & inside[None, :], channels[:, None] * V + values[None, :]
-        state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0)
-        adds = tl.load(
-            journal_u
-            + (row * CAP * H + head) * V
-            + (back(begin + J, JP, CAP)[:, None] * (H * V) + values[None, :]),
-            mask=(places < J)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        probe = probes + (token * 2 * H + head) * K + channels
-        query = tl.load(probe, mask=inner & exists, other=0.0)
-        key = tl.load(probe + H * K, mask=inner & exists, other=0.0)
-        asked = ask_one(
-            row, lane, head, token, at, end, values, inside & exists, v, journal_u, old_in, mix_in, v_stride,
-            H, V, JP, CAP,
-        )  # fmt: skip
-        ring = (row * CAP * H + head) * K
-        decay, keys = _line(journal_k + ring, journal_g + ring, begin, channels, H, K, J, JP, CAP)
-        state = _folded(state, decay, keys, adds)
-        tl.store(saved + (target * H + head) * K * V + offset, state, mask=tile)
-        numbers = state.to(tl.float32)
-        of_key, of_query = tl.sum(numbers * key[:, None], 0), tl.sum(numbers * query[:, None], 0)
-        answer_one(
-            asked, of_key, of_query, row, head, token, at, values, inside & exists, out, journal_u, H, V, CAP
-        )
 
 
 @triton.jit
@@ -282,8 +181,8 @@ def _recalled_folded(
         inner = channels < K
         tile = inner[:, None] & inside[None, :]
         part = tl.load(state + channels[:, None] * V, mask=tile & known, other=0.0)
-        decay, keys = _line(ring_k, ring_g, line, channels, H, K, J, JP, CAP)
-        part = _folded(part, decay, keys, adds)
+        decay, keys = line_of(ring_k, ring_g, line, channels, H, K, J, JP, CAP)
+        part = with_line(part, decay, keys, adds)
         if KEPT:
             tl.store(target + channels[:, None] * V, part, mask=tile)
         probe = tl.load(probes + channels[None, :], mask=exists[:, None] & inner[None, :], other=0.0)
@@ -299,7 +198,7 @@ def main(
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, v_stride, beta_stride,
     H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
-    TREE: tl.constexpr,
+    STOPS: tl.constexpr,
 ):  # fmt: skip
     """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
     block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -308,7 +207,7 @@ def main(
     slot, target_slot = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
     first = tl.load(offsets + lane).to(tl.int64)
     held = (at - end).to(tl.int32)
-    line = tl.full((), BEYOND, tl.int32) if TREE else J - held
+    line = J - held if STOPS else tl.full((), BEYOND, tl.int32)
     passes = count > line
     if (row == 0) | (((end > begin) | passes) != FOLDS):
         return
@@ -373,134 +272,3 @@ def main(
         recalled + result,
         mask=(~is_key & exists)[:, None] & inside[None, :],
     )
-
-
-@triton.jit
-def front_run(
-    q, k, log_g, beta,  # [tokens, H, K] three times, [tokens, H]
-    journal_k, journal_g,  # [rows, CAP, H, K]
-    mix_out,  # [windows, H, 2 TP, TP]
-    window_run, window_low,  # [windows]: its run and first position; some are past the run's end
-    rows, counts, offsets, position,
-    q_stride, k_stride, g_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, W: tl.constexpr, TP: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """The triangular systems of runs' windows, all at once. What the journal holds has no system: it is known."""
-    head, window = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    lane, low = tl.load(window_run + window), tl.load(window_low + window)
-    row, at = tl.load(rows + lane).to(tl.int64), tl.load(position + lane)
-    first, last = tl.load(offsets + lane).to(tl.int64), at + tl.load(counts + lane)
-    if (row == 0) | (low >= last):
-        return
-    high = tl.minimum((low // W + 1) * W, last)
-    count, held = (high - low).to(tl.int32), (at - low).to(tl.int32)
-    nodes, channels = tl.arange(0, TP), tl.arange(0, KP)
-    inner = channels < K
-    ring = (row * CAP * H + head) * K + channels
-    keys = piece(
-        (journal_k + ring)[None, :], (k + head * K + channels)[None, :], nodes[:, None], low, at, first,
-        H * K, k_stride, (nodes < count)[:, None] & inner[None, :], CAP,
-    ).to(tl.float32)  # fmt: skip
-    apart, inverse = tl.zeros((TP, KP), tl.float32), tl.zeros((TP, TP), tl.float32)
-    mix = mix_out + (window * H + head) * 2 * TP * TP + nodes
-    for t in range(count):
-        token = first + low - at + t
-        given = inner & (t >= held)
-        gate = piece(
-            journal_g + ring, log_g + head * K + channels, t, low, at, first, H * K, g_stride, inner, CAP
-        )
-        key = tl.sum(tl.where((nodes == t)[:, None], keys, 0.0), 0)
-        query = tl.load(q + token * q_stride + head * K + channels, mask=given, other=0.0).to(tl.float32)
-        strength = tl.load(beta + token * beta_stride + head, mask=t >= held, other=0.0).to(tl.float32)
-        apart = _passed_on(apart, t, gate)
-        inverse, solved, by_query = _own(apart, keys, inverse, t, nodes <= t, key, query, strength)
-        tl.store(mix + t * TP, solved)
-        tl.store(mix + (TP + t) * TP, by_query)
-
-
-@triton.jit
-def main_run(
-    q, k, v, log_g, beta, out,  # [tokens, H, K] twice, [tokens, H, V], [tokens, H, K], [tokens, H], [tokens, H, V]
-    saved,  # [slots, H, K, V]
-    journal_k, journal_u, journal_g, mix_in,
-    first_window,  # [runs]
-    rows, counts, offsets, position, base, end_base, read_slot, write_slot,
-    export_first, export_line, export_slot,
-    q_stride, k_stride, v_stride, g_stride, beta_stride,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, W: tl.constexpr,
-    TP: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Runs, from their checkpoint on, window by window. The state passes through the pool's dtype at multiples of
-    CHUNK, at the last line, and where it is exported."""
-    block, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    begin, stop, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
-    slot, target = tl.load(read_slot + lane).to(tl.int64), tl.load(write_slot + lane).to(tl.int64)
-    first, window = tl.load(offsets + lane).to(tl.int64), tl.load(first_window + lane)
-    export, exports = tl.load(export_first + lane), tl.load(export_first + lane + 1)
-    if row == 0:
-        return
-    channels, values, nodes = tl.arange(0, KP), block * BV + tl.arange(0, BV), tl.arange(0, TP)
-    inner, inside = (channels < K)[None, :], (values < V)[None, :]
-    tile = (channels < K)[:, None] & inside
-    offset = channels[:, None] * V + values[None, :]
-    ring = (row * CAP * H + head) * K + channels[None, :]
-    ring_u = journal_u + (row * CAP * H + head) * V + values[None, :]
-    given_k, given_q = k + head * K + channels[None, :], q + head * K + channels[None, :]
-    given_g, given_v = log_g + head * K + channels[None, :], v + head * V + values[None, :]
-    state = tl.load(saved + (slot * H + head) * K * V + offset, mask=tile & (begin > 0), other=0.0).to(
-        tl.float32
-    )
-    low, last = begin, at + count
-    while low < last:
-        high = tl.minimum((low // W + 1) * W, last)
-        size = (high - low).to(tl.int32)
-        nth, exists = nodes[:, None], (nodes < size)[:, None]
-        new = (nodes >= (at - low).to(tl.int32)) & (nodes < size)
-        flat = first + low - at
-        keys = piece(journal_k + ring, given_k, nth, low, at, first, H * K, k_stride, exists & inner, CAP).to(
-            tl.float32
-        )
-        gates = piece(journal_g + ring, given_g, nth, low, at, first, H * K, g_stride, exists & inner, CAP)
-        after = piece(
-            journal_g + ring, given_g, nth + 1, low, at, first, H * K, g_stride,
-            (nodes < size - 1)[:, None] & inner, CAP,
-        )  # fmt: skip
-        queries = tl.load(
-            given_q + flat * q_stride + nth * q_stride, mask=new[:, None] & inner, other=0.0
-        ).to(tl.float32)
-        value = tl.load(given_v + flat * v_stride + nth * v_stride, mask=new[:, None] & inside, other=0.0).to(
-            tl.float32
-        )
-        place = ((low % CAP).to(tl.int32) + nth) % CAP
-        known = tl.load(ring_u + place * (H * V), mask=exists & ~new[:, None] & inside, other=0.0)
-        strength = tl.load(beta + (flat + nodes) * beta_stride + head, mask=new, other=0.0).to(tl.float32)
-        mix = mix_in + (window * H + head) * 2 * TP * TP + nth * TP + nodes[None, :]
-        both = exists & (nodes < size)[None, :]
-        decay = tl.exp(tl.cumsum(gates, 0))
-        recalled = product(decay * keys, state)
-        missing = tl.where(new[:, None], strength[:, None] * (value - recalled), known)
-        fresh = product(tl.load(mix, mask=both, other=0.0), missing)
-        seen = product(tl.load(mix + TP * TP, mask=both, other=0.0), missing)
-        tl.store(
-            out + ((flat + nodes)[:, None] * H + head) * V + values[None, :],
-            product(decay * queries, state) + seen,
-            mask=new[:, None] & inside,
-        )
-        if low >= stop:
-            tl.debug_barrier()  # all have read what may lie in the same places
-            tl.store(ring_u + place * (H * V), fresh, mask=new[:, None] & inside)
-        keys *= tl.exp(tl.cumsum(after, 0, reverse=True))
-        state = tl.exp(tl.sum(gates, 0))[:, None] * state + product(keys.trans(1, 0), fresh)
-        wished = tl.load(export_line + export)
-        if (high % CHUNK == 0) | (high == stop) | ((export < exports) & (wished == high)):
-            rounded = state.to(saved.dtype.element_ty)
-            state = rounded.to(tl.float32)
-            if (high == stop) & (stop > begin):
-                tl.store(saved + (target * H + head) * K * V + offset, rounded, mask=tile)
-            while (export < exports) & (tl.load(export_line + export) == high):
-                copy = tl.load(export_slot + export)
-                tl.store(saved + (copy * H + head) * K * V + offset, rounded, mask=tile)
-                export += 1
-        window += 1
-        low = high

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from ...config import CHUNK
-from ..gated_delta import single_kernels
+from ..gated_delta.single_kernels import main_one
 from ..places import TemporalState
 from ..step import StateStep
 from ..twins.launch import (
@@ -24,10 +24,11 @@ from ..twins.launch import (
     join,
     padded,
     rowwise,
+    stops_at_lines,
     tell,
     tree_of,
 )
-from . import kernels
+from . import kernels, run_kernels, single_kernels
 
 ORDER = ("head", "key", "value")
 RUN_WINDOW = 16
@@ -45,9 +46,10 @@ class Tiles:
 
 
 WINDOWS = Tiles(values=32, warps=1)
-SINGLES = Tiles(values=32, warps=1, keys=4)
+SINGLES = Tiles(values=32, warps=1, keys=8)
 FOLDS = FoldTiles(32, 4, registers=128)
 FRONT_WARPS, FRONT_WIDTH = 2, 2
+"""Before the rule of single tokens: warps of a program, and channels of a thread."""
 RUNS = Tiles(values=32, warps=4, stages=1)
 
 
@@ -119,16 +121,16 @@ def _windows(
     strides = tuple(stride[name] for name in ("q", "k", "log_g", "beta"))
     if step.longest_window <= 1:
         del shape["J"]
-        kernels.front_one[(heads, lanes)](
+        single_kernels.front_one[(heads, lanes)](
             *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *strides,
             **shape, WIDTH=FRONT_WIDTH, num_warps=FRONT_WARPS,
         )  # fmt: skip
         _singles(inputs["v"], pool, step, out, scratch, tiles or SINGLES, shape)
         return
-    shape |= {"TREE": step.tree is not None}
+    shape |= {"STOPS": stops_at_lines(pool, step)}
     kernels.front[(heads, lanes)](
         *prepared, journal["k"], journal["log_g"], *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
-        **shape, TP=_tokens(step), num_warps=4,
+        **shape, TP=_tokens(step), TREE=step.tree is not None, num_warps=4,
     )  # fmt: skip
     tiles = tiles or WINDOWS
     absorbed = (
@@ -160,12 +162,12 @@ def _singles(
     shape |= {"V": value_dim}
     programs, few = FOLDS.programs(step, heads * triton.cdiv(value_dim, FOLDS.width))
     with beside(out.device):
-        kernels.fold_one[(programs,)](
+        single_kernels.fold_one[(programs,)](
             scratch.probes, v, out, pool.saved, journal["k"], journal["u"], journal["log_g"], *coefficients, folds,
             *cursors, *slots, v.stride(0), few,
             **shape, BV=FOLDS.width, J=step.grid, num_warps=FOLDS.warps, maxnreg=FOLDS.registers,
         )  # fmt: skip
-    single_kernels.main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
+    main_one[(triton.cdiv(value_dim, tiles.values), heads, lanes)](
         scratch.probes, v, out, pool.saved, pool.saved, journal["u"], *coefficients, *cursors, *slots, v.stride(0),
         **shape, GROUP=1, BV=tiles.values, KC=min(tiles.keys, shape["KP"]), WIDE=4, BEHIND=False,
         num_warps=tiles.warps,
@@ -190,12 +192,12 @@ def _runs(
     shape: dict[str, Any] = {
         "H": heads, "K": key_dim, "KP": padded(key_dim), "W": size, "TP": RUN_WINDOW, "CAP": pool.capacity
     }  # fmt: skip
-    kernels.front_run[(heads, len(windows.run))](
+    run_kernels.front_run[(heads, len(windows.run))](
         *(inputs[name] for name in ("q", "k", "log_g", "beta")), pool.journal["k"], pool.journal["log_g"], mix,
         windows.run, windows.low, *cursors, *(stride[name] for name in ("q", "k", "log_g", "beta")),
         **shape, num_warps=4,
     )  # fmt: skip
-    kernels.main_run[(triton.cdiv(value_dim, tiles.values), heads, len(runs.rows))](
+    run_kernels.main_run[(triton.cdiv(value_dim, tiles.values), heads, len(runs.rows))](
         *inputs.values(), out, pool.saved, pool.journal["k"], pool.journal["u"], pool.journal["log_g"], mix,
         windows.first, *cursors, runs.base, runs.end_base, runs.read_slot, runs.write_slot,
         exports.first, exports.line, exports.slot, *stride.values(),

@@ -22,10 +22,11 @@ from ..twins.launch import (
     join,
     padded,
     rowwise,
+    stops_at_lines,
     tell,
     tree_of,
 )
-from . import kernels
+from . import kernels, run_kernels, single_kernels
 
 ORDER = ("head", "state", "channel")
 
@@ -134,17 +135,17 @@ def _windows(
     deeper = _deeper(states)
     if step.longest_window <= 1:
         folds, together = folds_of(step), min(HEADS, triton.next_power_of_2(group))
-        kernels.front_one[(groups * triton.cdiv(group, together), lanes)](
+        single_kernels.front_one[(groups * triton.cdiv(group, together), lanes)](
             *inputs.values(), *journal, scratch.seen, scratch.gain, *cursors, step.end_base, *strides,
             **shape, HB=together, PP=padded(width), num_warps=1,
         )  # fmt: skip
         programs, few = FOLDS.programs(step, heads * triton.cdiv(width, FOLDS.width))
         with beside(out.device):
-            kernels.fold_one[(programs,)](
+            single_kernels.fold_one[(programs,)](
                 *absorbed, scratch.seen, scratch.gain, folds, *cursors, *slots, inputs["c"].stride(0), few,
                 **shape, **line, BP=FOLDS.width, num_warps=FOLDS.warps * deeper, maxnreg=FOLDS.registers,
             )  # fmt: skip
-        kernels.main_one[blocks](
+        single_kernels.main_one[blocks](
             inputs["c"], out, pool.saved, journal[0], scratch.seen, scratch.gain, *cursors, *slots[:3],
             inputs["c"].stride(0), **shape, BP=tiles.channels, SC=min(tiles.states, shape["SP"]),
             num_warps=tiles.warps * deeper,
@@ -153,10 +154,10 @@ def _windows(
     else:
         few = math.gcd(group, 4)
         coefficients = (scratch.seen, scratch.gain, scratch.mid, scratch.mid_gain)
-        shape |= {**line, "TP": tokens, "TREE": step.tree is not None}
+        shape |= {**line, "TP": tokens, "STOPS": stops_at_lines(pool, step)}
         kernels.front[(heads // few, lanes)](
             *inputs.values(), *journal, *coefficients, *cursors, step.end_base, *tree_of(step), *strides,
-            **shape, HB=few, PP=padded(width), num_warps=4,
+            **shape, TREE=step.tree is not None, HB=few, PP=padded(width), num_warps=4,
         )  # fmt: skip
         arguments = (*absorbed, *coefficients, *cursors, *slots, inputs["c"].stride(0))
         shape |= {"BP": tiles.channels, "BS": tiles.states}
@@ -180,7 +181,7 @@ def _runs(
     wide = (
         inputs["x"].element_size() > 2 and states > USUAL_STATES
     )  # whole blocks would not fit a multiprocessor
-    kernels.chunk[(triton.cdiv(width, tiles.channels), heads, len(runs.rows))](
+    run_kernels.chunk[(triton.cdiv(width, tiles.channels), heads, len(runs.rows))](
         *inputs.values(), out, pool.saved, *(pool.journal[name] for name in entries),
         runs.rows, runs.counts, runs.offsets, runs.position,
         runs.base, runs.end_base, runs.read_slot, runs.write_slot,

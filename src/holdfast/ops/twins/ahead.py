@@ -11,56 +11,50 @@ from typing import Any
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
-
-EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 def compile_ahead(work: Callable[[], object]) -> None:
-    """All kernels that `work` launches. They are not launched: what they would have filled is zero."""
+    """All kernels that `work` launches, and what launches them. They are not launched: what they would have filled is
+    zero, for operations of torch's may take it for indices."""
     if triton.knobs.runtime.interpret:
         return
-    pool = ThreadPoolExecutor(os.cpu_count())
-    with pool, _parsed_in_turn(), triton.AsyncCompileMode(pool), _nothing_launched(), _Zeros():
-        work()
+    parse, run, turn = JITFunction.parse, JITFunction.run, Lock()
 
-
-@contextmanager
-def _nothing_launched() -> Iterator[None]:
-    run = JITFunction.run
+    def parsed(kernel: Any) -> Any:
+        with turn:  # Python up to 3.11.8 and 3.12.2 fails where two threads build a syntax tree
+            return parse(kernel)
 
     def only_compiled(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
         return run(kernel, *args, warmup=True, **options)
 
-    JITFunction.run = only_compiled
-    try:
-        yield
-    finally:
-        JITFunction.run = run
+    def launcher(compiled: Any) -> Any:
+        """Up to Triton 3.6 a C compiler makes it, for each signature; it is found again in Triton's cache."""
+        kernel = compiled.result()
+        return driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+    pool = ThreadPoolExecutor(os.cpu_count())
+    with pool, _instead(JITFunction, parse=parsed), triton.AsyncCompileMode(pool) as compiling:
+        with (
+            _instead(JITFunction, run=only_compiled),
+            _instead(torch, empty=torch.zeros, empty_like=torch.zeros_like),
+            _instead(Tensor, new_empty=Tensor.new_zeros),
+        ):
+            work()
+        for _ in pool.map(launcher, compiling.future_kernels.values()):
+            pass  # an error would be raised here
 
 
 @contextmanager
-def _parsed_in_turn() -> Iterator[None]:
-    """Python up to 3.11.8 and 3.12.2 fails where two threads build a syntax tree."""
-    parse, turn = JITFunction.parse, Lock()
-
-    def parsed(kernel: Any) -> Any:
-        with turn:
-            return parse(kernel)
-
-    JITFunction.parse = parsed
+def _instead(owner: Any, **others: Any) -> Iterator[None]:
+    """`others`, by the names of what they stand in for."""
+    before = {name: getattr(owner, name) for name in others}
+    for name, other in others.items():
+        setattr(owner, name, other)
     try:
         yield
     finally:
-        JITFunction.parse = parse
-
-
-class _Zeros(TorchDispatchMode):
-    """Whatever is not filled holds zeros: operations of torch's may take it for indices."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in EMPTY:
-            torch.Tensor.zero_(made)
-        return made
+        for name, own in before.items():
+            setattr(owner, name, own)

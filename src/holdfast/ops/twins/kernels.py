@@ -31,7 +31,7 @@ def fold_workers(pieces, few):
 
 
 BEYOND = tl.constexpr(1 << 30)
-"""No window goes so far: where the next line is to one that branches. It passes none."""
+"""No window goes so far: where the next line is to one that stops at none."""
 
 
 @triton.jit

@@ -84,7 +84,7 @@ class FoldTiles:
         if step.grid == 1:  # all fold, and nothing runs beside them
             return most, most
         there = multiprocessors(step.rows.device)
-        return min(most, MANY_FOLDS * there), min(most, self.share * there)
+        return min(most, max(MANY_FOLDS, self.share) * there), min(most, self.share * there)
 
 
 MANY_FOLDS = 4
@@ -108,6 +108,12 @@ def folds_of(step: StateStep) -> Tensor:
         return folds
 
     return step.once("folds", listed)
+
+
+def stops_at_lines(pool: TemporalState, step: StateStep) -> bool:
+    """Whether tokens beyond a line must see what is rounded there. In float32 nothing is: an entry stays one until it
+    is folded for good. A window that branches passes none: which of its nodes will be kept is not known."""
+    return step.tree is None and pool.saved.dtype != torch.float32
 
 
 def tree_of(step: StateStep) -> tuple[Tensor, int]:
