@@ -15,7 +15,7 @@ FIRST = 4
 DOUBT = 0.05
 """A time may be so much shorter than it was found to be, and as much again as times differ, divided by the square
 root of the steps it was found in."""
-DOUBT_AT_FIRST = 0.2
+DOUBT_AT_FIRST = 0.15
 """At least, before there were enough of them."""
 WEIGHT = 0.05
 """Of the newest step, at least."""
