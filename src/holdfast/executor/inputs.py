@@ -133,13 +133,13 @@ class Inputs:
     def fill(self, plan: StepPlan) -> Lanes:
         """If the same rows do the same as in the step before, all that they need is there already."""
         lanes = self._before
-        if lanes is not None and lanes.uniform and lanes.work == plan.work:
+        if lanes is not None and lanes.num_windows >= len(lanes.work) and lanes.work == plan.work:
             self._before = replace(
                 lanes,
                 turn=plan.step,
                 positions=plan.positions,
                 uncertain=plan.uncertain,
-                missed_exports=plan.exports,  # only runs export, and uniform steps have none
+                missed_exports=plan.exports,  # only runs export, and there is none
             )
         else:
             self._before = self._fill(plan)

@@ -21,7 +21,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [tokens, inputs] -> [tokens, outputs]"""
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
-    result = torch.bmm(x.expand(len(weight), -1, -1), weight).transpose(0, 1).flatten(1)
+    result = torch.bmm(x.expand(weight.shape[0], -1, -1), weight)
+    result = result.view(1, -1) if x.shape[0] == 1 else result.transpose(0, 1).flatten(1)
     return result if bias is None else result.add_(bias)
 
 
