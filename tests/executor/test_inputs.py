@@ -155,10 +155,19 @@ def test_what_lies_on_the_device_is_not_sent_again(monkeypatch: pytest.MonkeyPat
     assert first.rows.tolist() == [2, 0, 0, 0, 0, 0], "as it is now"
     for other in (ragged, DRAFTING, ragged, ragged):
         inputs.fill(other)
-    assert sent == [1, 3, 4, 1, 4, 4], "lanes of their own length have no place of their own"
+    assert sent == [1, 3, 4, 1, 4, 4], "a run is never what the one before it was"
     inputs.fill(DRAFTING)
     inputs.padding(shape)
     assert inputs.fill(DRAFTING).rows.tolist() == [2, 5, 4, 1, 0, 0]
+
+
+def test_nor_are_windows_that_have_no_shape() -> None:
+    limits = LLM(random_model(), max_num_seqs=5, speculative_config=FOUR_DRAFTS).capacity.limits
+    inputs = Inputs(limits, torch.device("cpu"), [])
+    first = inputs.fill(DRAFTING)
+    assert first.shape is None
+    again = inputs.fill(replace(DRAFTING, step=2))
+    assert again.rows is first.rows and again == replace(first, turn=2)
 
 
 def test_windows_export_nothing() -> None:
