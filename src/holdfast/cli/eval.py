@@ -49,6 +49,11 @@ def add(commands: Any) -> None:
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     verb.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and activations")
+    verb.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="all that each of the two engines may take (default: most of what is free)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ..hub import find_model
 
     try:
-        engines = {"together": args.together, "device": args.device, "dtype": args.dtype}
+        engines = {name: getattr(args, name) for name in ("together", "device", "dtype", "memory")}
         evaluation = Evaluation(find_model(args.model), **engines)
         outcomes = list(evaluation.outcomes(sets, args.max_tokens))
     except (OSError, ValueError) as error:
