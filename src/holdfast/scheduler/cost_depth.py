@@ -27,7 +27,7 @@ ASKED = 8
 """Rows that are looked at, where a step costs by its tokens."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_WITHOUT_DRAFTS = 3, 31
+REST, REST_WITHOUT_DRAFTS = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
 short, and the host must not take longer to decide than the device to compute."""
 OWN_WEIGHT = 4.0
@@ -128,6 +128,8 @@ class CostDepth(Depth):
             0,
             0,
         )  # further steps for which the decision holds, with so many rows
+        self._held = False
+        self._earned = 0.0  # seconds of which the accounts have not had their part yet
         self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
         self._verified: int | None = None  # in the step before
 
@@ -139,7 +141,8 @@ class CostDepth(Depth):
             return 0
         if not self._load.rows:
             return self.depth
-        if self._holds and self._load.rows == self._decided_rows:
+        self._held = self._holds > 0 and self._load.rows == self._decided_rows
+        if self._held:
             self._holds -= 1
             return max(self._shares.values(), default=self.depth)
         self._learn_windows()
@@ -186,6 +189,7 @@ class CostDepth(Depth):
 
     def _settle(self) -> dict[int, float]:
         """On the best. What each promises."""
+        self._pay()
         rates, was = self._promises(), self._settled
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
@@ -194,6 +198,12 @@ class CostDepth(Depth):
         self._accounts[self._settled] = 0.0
         self._looked_at = 0 if self._settled else self._best_look()
         return rates
+
+    def _pay(self) -> None:
+        measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._accounts)
+        for depth in self._accounts:
+            self._accounts[depth] += self._earned * (LOOKING if self._length(depth) == LOOK else measuring)
+        self._earned = 0.0
 
     def _best(self, rates: dict[int, float]) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
@@ -278,6 +288,9 @@ class CostDepth(Depth):
 
     def _observe(self, plan: StepPlan) -> int | None:
         """Rows that will choose in the next step; and how many drafts each of this one has, if all are windows."""
+        if self._held and not self._ragged and len(plan.work) == self._load.rows and not plan.starts:
+            self._same += 1
+            return plan.work[0].window.drafts  # there is no time to look at all of them
         rows = context = drafts = longest = windows = 0
         for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
             if window.bonus:
@@ -312,9 +325,7 @@ class CostDepth(Depth):
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
         if launched.trial is None:
-            measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._accounts)
-            for depth in self._accounts:
-                self._accounts[depth] += seconds * (LOOKING if self._length(depth) == LOOK else measuring)
+            self._earned += seconds
         elif self._speed:
             usual = self._costs.seconds(load.rows, launched.verified or 0, load.context)
             took = usual if seconds > 2 * usual else seconds  # an interruption is not the trial's fault

@@ -33,9 +33,10 @@ DEVIATIONS = 3.0
 class Cell:
     """Steps of a kind: their times, and the tokens that all rows of each had together."""
 
-    times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    contexts: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     seconds: float = 0.0
-    context: float = 0.0
+    """What is believed, with the last one's context."""
     steps: int = 0
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
@@ -47,40 +48,43 @@ class StepCosts:
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._steps = 0
-        self._together = self._spread = 0.0  # of times with contexts, of contexts; each of a cell's own mean
-        self._noise = 0.0  # variance of times
+        self.per_token = 0.0
+        """Seconds that a token of context costs in every step."""
+        self._together = self._spread = 0.0  # of times with contexts, of contexts, as steps of a kind differ
+        self._noise = 0.0  # variance of times, as they differ
 
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
         cell = self._cells.setdefault((band(rows), depth), Cell())
         self._steps += 1
         if len(cell.times) > 1 and self._steps - cell.last > PAUSE:
-            cell.times = deque([(cell.seconds, round(cell.context))], maxlen=REMEMBERED)
-        if len(cell.times) >= ENOUGH:
+            last = cell.contexts[-1]
+            cell.times.clear()
+            cell.contexts.clear()
+            cell.times.append(cell.seconds)
+            cell.contexts.append(last)
+        if len(cell.times) >= ENOUGH and context != cell.contexts[0]:
             self._learn_context(cell, context, seconds)
-        cell.times.append((seconds, context))
+        cell.times.append(seconds)
+        cell.contexts.append(context)
         cell.steps, cell.last = cell.steps + 1, self._steps
-        per_token = self.per_token
-        ranked = sorted(took + per_token * (context - there) for took, there in cell.times)
-        cell.seconds, cell.context = ranked[len(ranked) // 4], context
+        ranked = sorted(cell.times)
+        if self.per_token:
+            there = zip(cell.times, cell.contexts, strict=True)
+            ranked = sorted(took + self.per_token * (context - other) for took, other in there)
+        cell.seconds = ranked[len(ranked) // 4]
 
     def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
-        """From how it differs from the others of its kind."""
-        number = len(cell.times)
-        mean = sum(there for _, there in cell.times) / number
-        usual = sum(took for took, _ in cell.times) / number
-        further, longer = context - mean, seconds - usual
-        expected = usual + self.per_token * further
-        if seconds > OUTLIER * expected:
+        """From how it differs from the first that is remembered."""
+        further, longer = context - cell.contexts[0], seconds - cell.times[0]
+        most = OUTLIER * cell.seconds
+        if seconds > most or cell.times[0] > most:
             return
+        rest = longer - self.per_token * further
         self._together += WEIGHT * (further * longer - self._together)
         self._spread += WEIGHT * (further * further - self._spread)
-        self._noise += WEIGHT * ((seconds - expected) ** 2 - self._noise)
-
-    @property
-    def per_token(self) -> float:
-        """Seconds that a token of context costs in every step."""
+        self._noise += WEIGHT * (rest * rest - self._noise)
         chance = DEVIATIONS * math.sqrt(self._noise * self._spread * WEIGHT)
-        return max(0.0, (self._together - chance) / (self._spread + WEIGHT * CONTEXT_DOUBT))
+        self.per_token = max(0.0, (self._together - chance) / (self._spread + WEIGHT * CONTEXT_DOUBT))
 
     def known(self, rows: int, depth: int) -> bool:
         return self._found(band(rows), depth) is not None
@@ -130,7 +134,7 @@ class StepCosts:
         return 0.0
 
     def _at(self, cell: Cell, context: int) -> float:
-        return max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.context))
+        return max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.contexts[-1]))
 
 
 def band(rows: int) -> int:
