@@ -138,7 +138,7 @@ class Runner:
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
         if self.sanitizer and lanes.uniform:
-            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain)
+            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import sub
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from ..corruption import Finding
 from ..ops.stamps.findings import CURSOR, NO_STAMP, NO_STATE, SIZE, WHAT, Found, read
 from ..ops.stamps.ledger import Ledger
 from ..ops.step import StateStep
-from ..ops.transfer import to_device
+from ..ops.transfer import Buffer, to_device
 from ..plan import Grant, RowWork
 from .accesses import Use
 from .stamps import Name, Stamps, position_of
@@ -44,14 +45,20 @@ class SingleTokens:
         device, rows = stand.device, len(stand)
         self._slots, self._pages, self._page_size = slots, pages, page_size
         self._names: list[Name] = [*slots.names, *pages.names]
-        told = torch.zeros(4 * rows + SIZE, dtype=torch.int64, device=device)
-        self._expected = told[: 4 * rows + 1]
-        """What is meant, and that nothing has been found yet: in one copy from the host."""
-        self.found = told[4 * rows :]
+        self._told = Buffer(4 * rows + SIZE, device)
+        """What is meant, and then what is found: the host sends that with 0 for the number of these."""
+        self.found = self._told.device[4 * rows :]
         """What the last step has shown; the next one overwrites it."""
         granted = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._ledger = Ledger(
-            told[: 4 * rows].view(4, rows), granted, stand, tickets, slot_owner, page_owner, chain, keys
+            self._told.device[: 4 * rows].view(4, rows),
+            granted,
+            stand,
+            tickets,
+            slot_owner,
+            page_owner,
+            chain,
+            keys,
         )
 
     def promise(self, grants: Sequence[Grant]) -> None:
@@ -59,13 +66,19 @@ class SingleTokens:
             rows, slots, lines = to_device([(g.row, g.slot, g.line) for g in grants], self.found.device).t()
             self._ledger.granted[:, rows] = torch.stack((slots, lines))
 
-    def expect(self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int]) -> None:
+    def expect(
+        self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int], turn: int
+    ) -> None:
         """What the plan means, lane by lane."""
         rows, _, tokens, _ = zip(*work, strict=True)
-        padding = (0,) * (self._ledger.meant.shape[1] - len(work))
-        least = map(sub, positions, uncertain)
-        told = [*rows, *padding, *least, *padding, *positions, *padding, *tokens, *padding, 0]
-        to_device(told, self.found.device, into=self._expected)
+        told = np.zeros(self._ledger.meant.numel() + 1, dtype=np.int64)
+        told[:-1].reshape(4, -1)[:, : len(work)] = (
+            rows,
+            list(map(sub, positions, uncertain)),
+            positions,
+            tokens,
+        )
+        self._told.fill(told, turn)
 
     def check_places(self, uses: Sequence[Use]) -> None:
         """Of all states. It runs beside what follows, until `settle`: for nothing here depends on what is chosen."""
