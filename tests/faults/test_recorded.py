@@ -119,6 +119,18 @@ def test_a_layer_with_the_slots_of_others_is_named(
     assert found and {finding.layer for finding in found} == {"blocks.2"}
 
 
+@interpreted
+def test_a_step_has_three_launches_more(recorded: list[int], fake_graphs: list[FakeGraph]) -> None:
+    """However many layers there are: one for convolutions, one for pages, one for cursors; and no copy."""
+    length = {}
+    for mode in ("off", "stamps"):
+        fake_graphs.clear()
+        make_engine(SCENE, mode)
+        length[mode] = [len(graph.work) for graph in fake_graphs]
+    added = [more - less for less, more in zip(length["off"], length["stamps"], strict=True)]
+    assert added and added == [0, 3] * (len(added) // 2), "passes are as before"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FOUND)
 def test_faults_are_found_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
