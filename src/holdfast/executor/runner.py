@@ -138,7 +138,7 @@ class Runner:
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
         if self.sanitizer and lanes.uniform:
-            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain)
+            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -154,7 +154,7 @@ class Runner:
                 ("draft", lanes.shape and lanes.shape.lanes, plan.propose, guessed),
                 lambda: self._draft(lanes, guessed, plan.propose),
             )
-        inspection = self._inspect(lanes, drafted, plan.step)
+        inspection = self._inspect(lanes, drafted, fetched, plan.step)
         step = InFlight(
             plan=plan,
             lanes=lanes,
@@ -216,6 +216,9 @@ class Runner:
     ) -> Ended:
         """Tokens are chosen; cursors move."""
         batch, hidden = passed.batch, passed.hidden
+        checks = self.sanitizer.single_tokens if self.sanitizer and lanes.uniform else None
+        if checks:
+            checks.check_places(passed.uses)
         logits = self.model.logits(
             hidden if lanes.uniform else hidden[lanes.choices.after]
         )  # or after every one
@@ -223,7 +226,7 @@ class Runner:
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(passed, lanes, sampled, verified, committed, number)
-        return Ended(chosen, report(committed, verified, chosen.tokens))
+        return Ended(chosen, report(committed, verified, chosen.tokens, *([checks.found] if checks else [])))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
         """What comes next is guessed."""
@@ -314,14 +317,13 @@ class Runner:
             )
         )
 
-    def _inspect(self, lanes: Lanes, drafted: Drafted | None, step: int) -> Inspection | None:
+    def _inspect(self, lanes: Lanes, drafted: Drafted | None, fetched: Fetch, step: int) -> Inspection | None:
         if self.sanitizer is None:
             return None
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
         if lanes.uniform:
-            fetched = Fetch(self.sanitizer.single_tokens.found)
             return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))
