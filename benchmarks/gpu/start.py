@@ -19,7 +19,7 @@ import json, sys, time
 marks, kernels = [("python", time.time())], []
 import torch, triton
 marks.append(("torch and triton", time.time()))
-from holdfast import LLM, SamplingParams
+from holdfast import LLM, SamplingParams, engine
 from holdfast.blueprint import Blueprint
 from holdfast.executor.runner import Runner
 from holdfast.ops.triton_backend import TritonOps
@@ -42,11 +42,12 @@ def compiled(src, metadata, metadata_group, times, cache_hit):
         kernels.append(getattr(times, "total", 0) / 1e6)
 
 triton.knobs.compilation.listener = compiled
-marked(Blueprint, "__init__", "plan")
+marked(Blueprint, "__init__", "model described")
 marked(Blueprint, "build", "weights")
 marked(Runner, "__init__", "pools")
 marked(TritonOps, "compile_ahead", "compiling ahead")
-marked(Runner, "record", "recording")
+marked(engine, "profile", "profile")
+marked(engine.Engine, "__init__", "recording")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 llm.generate([list(range(100, 612))], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
 marks.append(("first token", time.time()))
@@ -71,9 +72,10 @@ def measure(name: str, lanes: int) -> dict[str, Any]:
         )
         seconds = time.perf_counter() - begun
     told = json.loads(done.stdout.rpartition("@")[2])
-    spent, before = {}, wall
+    spent: dict[str, float] = {}
+    before = wall
     for what, when in told["marks"]:
-        spent[what], before = when - before, when
+        spent[what], before = spent.get(what, 0.0) + when - before, when
     return {
         "model": name,
         "lanes": lanes,
