@@ -42,8 +42,11 @@ class Blueprint:
         guarded = config.sanitizer == "off" or stamped
         self.uniform = config.device.startswith("cuda") and guarded and size.recordable
         """Are steps of windows padded to a few shapes, so that they can be recorded?"""
-        self.records = self.uniform and not config.eager
         self._footprint = Footprint(size, table_bytes, config.sanitizer, self.records)
+
+    @property
+    def records(self) -> bool:
+        return self.uniform and not self._config.eager
 
     @property
     def measures(self) -> bool:

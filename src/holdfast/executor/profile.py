@@ -9,7 +9,6 @@ from ..config import Limits
 from ..memory.sizing import StepBytes
 from .runner import Runner
 
-
 SEGMENTS = (2 + 20) << 20
 """Torch takes so much at once for small tensors, and for larger ones: of the last of each little may be used."""
 
