@@ -15,7 +15,9 @@ from .shapes import MODELS, folder
 
 LIMIT = 150
 PROGRAM = """
-import json, sys, time
+import json, logging, sys, time
+logging.basicConfig(format="%(message)s")
+logging.getLogger("holdfast").setLevel(logging.INFO)
 marks, kernels = [("python", time.time())], []
 import torch, triton
 marks.append(("torch and triton", time.time()))
@@ -51,7 +53,7 @@ marked(engine.Engine, "__init__", "recording")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 llm.generate([list(range(100, 612))], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
 marks.append(("first token", time.time()))
-told = {"kernels": len(kernels), "compiling": sum(kernels)}
+told = {"kernels": len(kernels), "compiling": sum(kernels), "bytes": llm.capacity.as_dict()["bytes"]}
 print("@" + json.dumps({"marks": marks, **told}))
 """
 
@@ -84,6 +86,7 @@ def measure(name: str, lanes: int) -> dict[str, Any]:
         "spent": spent,
         "kernels": told["kernels"],
         "compiling": told["compiling"],
+        "bytes": told["bytes"],
     }
 
 
