@@ -99,7 +99,7 @@ class Runner:
 
     @torch.inference_mode()
     def compile_ahead(self) -> None:
-        if self.sanitizer is None or self.shapes:
+        if self.shapes:
             self.model.ops.compile_ahead(self._rehearse)
 
     @torch.inference_mode()
