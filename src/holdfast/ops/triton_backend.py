@@ -49,10 +49,10 @@ class TritonOps(Ops):
         ahead.compile_ahead(work)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
+        return linear.linear(x, weight, bias) if _few(x, weight) else super().linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is None and linear.takes(x, weight):
+        if bias is None and _few(x, weight):
             return linear.gated(x, weight)
         return super().gated_linear(x, weight, bias)
 
@@ -209,6 +209,11 @@ class TritonOps(Ops):
         if step.tree is not None:
             return super().selective_scan(x, b, c, dt, a, pool, step)
         return selective_scan.advance(x, b, c, dt, a, pool, step, _out(x))
+
+
+def _few(x: Tensor, weight: Tensor) -> bool:
+    """In the interpreter all is left to the library: whole models run there, and most of the time would be this."""
+    return x.is_cuda and linear.takes(x, weight)
 
 
 def _out(like: Tensor) -> Tensor:
