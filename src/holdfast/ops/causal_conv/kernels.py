@@ -2,7 +2,7 @@
 
 A program of `windows` takes some channels of one lane, so that it alone reads and writes what they keep: outputs
 first, then the inputs before a folded line, if there is one. Runs take two launches: `runs` computes, with nothing
-kept being written; `keep` then writes rings and slots.
+kept being written; `keep` then writes rings and slots. It also does where nothing is to be computed.
 
 MODE says what a layer does around the convolution:
     PLAIN  nothing                                     out [tokens, C] in float32
@@ -172,16 +172,17 @@ def keep(
     x, saved, ring, exports, num_exports, first_lane,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     stride, C,
-    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr,
+    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """exports [num_exports, 3]: lane, slot, line"""
     lane = first_lane + tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    if row == 0:
-        return
     first, at = tl.load(offsets + lane).to(tl.int64), tl.load(position + lane)
     begin, end = tl.load(base + lane), tl.load(end_base + lane)
     slot = tl.load(read_slot + lane).to(tl.int64)
+    follow(EARLY)
+    if row == 0:
+        return
     channels = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channels < C
     for e in range(num_exports):
