@@ -17,6 +17,9 @@ from . import kernels, reference
 CHANNELS = 256
 """Of a program, unless a layer says otherwise."""
 TOKENS = 16
+"""Of a run, that a program takes."""
+WINDOW_TOKENS = 8
+"""Of a window, that a program takes at a time."""
 EPS = 1e-6
 """Of the length by which a head is divided."""
 
@@ -60,7 +63,7 @@ def delta_front(
         kernels.gates[(triton.cdiv(tokens * heads, block),)](
             inputs.a, inputs.b, weights.a_log, weights.dt_bias, log_g, beta,
             inputs.a.stride(0), inputs.b.stride(0), tokens * heads, weights.beta_scale,
-            HV=heads, BLOCK=block, num_warps=2,
+            HV=heads, BLOCK=block, num_warps=2, **early(qkv.device),
         )  # fmt: skip
     return qk, v, log_g, beta
 
@@ -89,9 +92,11 @@ def _launch(
     parts = triton.cdiv(channels, block)
     biased = bias is not None
     if windows:
+        tokens = min(WINDOW_TOKENS, triton.next_power_of_2(max(1, step.longest_window)))
         kernels.windows[(parts, windows)](
             *operands, *cursors, *slots, *_sources(step, width), x.stride(0), channels, normed, EPS,
-            **common, BIASED=biased, TREE=step.tree is not None, num_warps=max(1, block // 128), **early(x.device),
+            **common, BIASED=biased, TREE=step.tree is not None, **early(x.device),
+            BT=tokens, num_warps=max(1, block // 128) * min(tokens, 4),
         )  # fmt: skip
     if lanes > windows:
         first = step.num_window_tokens
