@@ -48,7 +48,8 @@ WIDE = Tiles(64, 128, warps=4, stages=4)
 NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
 GATED = Tiles(64, 64, warps=4, stages=4)
 ONE = Tiles(1, 1024, warps=2)
-FLOAT = Tiles(4, 256, warps=4)
+FLOAT = Tiles(4, 128, warps=1)
+FLOAT_GATED = Tiles(2, 128, warps=1)
 FLOAT_TOKENS = 8
 """Of a program, in float32."""
 
@@ -94,7 +95,7 @@ def gated(x: Tensor, weight: Tensor, tiles: Tiles | None = None) -> Tensor:
     tokens, (outputs, inputs) = len(x), weight.shape
     out = torch.empty(tokens, outputs // 2, dtype=x.dtype, device=x.device)
     if x.dtype == torch.float32:
-        return _wide(x, weight, None, out, tiles or FLOAT, gated=True)
+        return _wide(x, weight, None, out, tiles or FLOAT_GATED, gated=True)
     tiles = tiles or GATED
     kernels.few_gated[(triton.cdiv(outputs // 2, tiles.outputs),)](
         x, weight, out, tokens, outputs // 2, inputs, x.stride(0), weight.stride(0),
