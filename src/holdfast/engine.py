@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from .blueprint import Blueprint
 from .cache import CacheManager
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig, Limits
 from .executor.inputs import uniform_shapes
 from .executor.readback import InFlight
 from .executor.runner import Runner
@@ -22,7 +20,8 @@ from .plan import StepResult
 from .request import ConstraintStats, FinishReason, Rejected, Request
 from .scheduler import Scheduler
 from .scheduler.depth import make_depth
-from .units import format_bytes
+from .spec.ensemble import Ensemble
+from .start import prepare
 
 logger = logging.getLogger("holdfast")
 
@@ -120,43 +119,25 @@ class Engine:
         return self.scheduler.collect(result)
 
 
-@contextmanager
-def _shortage_explained(capacity: CapacityPlan) -> Iterator[None]:
-    """The plan went by what was free when it was made, and estimates a part."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        total = format_bytes(capacity.parts.total)
-        raise ConfigError(
-            f"{capacity.config.device} has run out of memory, though {total} were planned to fit: somebody else "
-            f"may have taken what was free, or the estimates are too low. Ask for less than memory='{total}', or "
-            f"lower max_num_batched_tokens or max_num_seqs.\n{capacity.render()}\n{error}"
-        ) from error
-
-
 def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM | None = None) -> Engine:
     """A model directory, as the hub stores it, ready to serve. `weights_of` spares loading it again."""
     blueprint = Blueprint(directory, config)
-    capacity = blueprint.capacity
-    logger.info("%s", capacity.render())
-    for note in capacity.notes:
-        logger.warning("%s", note)
-    # also where nothing is recorded: the same bits
-    shapes = uniform_shapes(capacity.limits, config.depths) if blueprint.uniform else ()
-    grammars = Grammars(directory, capacity.limits.vocab_size)
-    with _shortage_explained(capacity):
-        runner = Runner(
-            blueprint.build(weights_of),
-            capacity.limits,
+    grammars = Grammars(directory, blueprint.facts.vocab_size)
+
+    def make_runner(ensemble: Ensemble, limits: Limits) -> Runner:
+        return Runner(
+            ensemble,
+            limits,
             torch.device(config.device),
             sanitizer=config.sanitizer,
-            shapes=shapes,
+            # also where nothing is recorded: the same bits
+            shapes=uniform_shapes(limits, config.depths) if blueprint.uniform else (),
             depths=config.depths,
             grammars=grammars,
         )
-        if not config.eager:
-            runner.record()
+
+    capacity, runner = prepare(blueprint, weights_of, make_runner)
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
-    depth = make_depth(config.speculative_config, ragged=not shapes)
+    depth = make_depth(config.speculative_config, ragged=not runner.shapes)
     scheduler = Scheduler(capacity.limits, cache, depth=depth)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity, grammars=grammars)
