@@ -30,11 +30,12 @@ SAME = 4
 REST, REST_WITHOUT_DRAFTS = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
 short, and the host must not take longer to decide than the device to compute."""
-OWN_WEIGHT = 4.0
+OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
-UNLIKE = 1.04
-"""Drafts are dealt out unevenly if that promises so many times as many tokens."""
+UNLIKE = 1.15
+"""Drafts are dealt out unevenly if that promises so many times as many tokens: such a step takes longer than one with
+as many drafts that are spread evenly, for the row with most is drafted for longest."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Own:
 
 class Deal:
     """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
-    hardly worse. (What looks different is often chance; and the row with most is drafted for longest.)"""
+    not much worse. (What looks different is often chance.)"""
 
     def __init__(self, rates: dict[Row, float], most: int) -> None:
         self._rows = list(rates)
@@ -304,8 +305,9 @@ class CostDepth(Depth):
             self._rows = [work for work in plan.work if work.sample]
         if windows < len(plan.work) or plan.starts:
             return None
-        each = drafts / max(1, rows) if self._ragged else longest
-        return next((depth for depth in self._accounts if abs(depth - each) < 0.25), None)
+        if self._ragged and drafts < (longest - 0.25) * rows:
+            return None  # dealt out unevenly
+        return longest if longest in self._accounts else None
 
     def collected(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
