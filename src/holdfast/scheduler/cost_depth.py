@@ -110,7 +110,7 @@ class CostDepth(Depth):
         super().__init__(initial)
         self._config, self._ragged = config, ragged
         self._most = max(config.all_depths)
-        self._costs, self._survival = StepCosts(), Survival(self._most)
+        self._costs, self._survival = StepCosts(shared=ragged), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows
@@ -228,8 +228,9 @@ class CostDepth(Depth):
         """Another depth, if it may be tried now: one that would be better if all drafts were accepted. Of those that
         are not known only the first, and if there is no other."""
         rows, due = self._load.rows, None
-        seconds = {depth: self._seconds(depth) for depth in rates if depth != self._settled}
-        able = [depth for depth in seconds if rows * (1 + depth) > MARGIN * self._speed * seconds[depth]]
+        others = [depth for depth in rates if depth != self._settled]
+        seconds = {depth: self._seconds(depth) for depth in others}
+        able = [depth for depth in others if rows * (1 + depth) > MARGIN * self._speed * seconds[depth]]
         known = [depth for depth in able if self._costs.known(rows, depth)]
         for depth in known or able[:1]:
             length = self._length(depth)
