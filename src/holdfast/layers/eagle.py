@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -127,10 +128,14 @@ class EagleThreeHead(EagleHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         found = self.lm_head(self.norm(hidden))
-        if (drafted := self.drafted()) is None:
+        if self._drafted is None:
             return found
         # in the model's own numbering, for noise goes by that
-        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, drafted, found)
+        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, self._drafted, found)
+
+    @cached_property
+    def _drafted(self) -> Tensor | None:
+        return self.drafted()
 
     def drafted(self) -> Tensor | None:
         """[draft_vocab]: the tokens that it can draft; None: all."""
