@@ -13,7 +13,7 @@ from ..ops.rope.reference import RotarySpec
 from .attention import Attention, AttentionShape
 from .batch import Batch, Build
 from .delta_net import DeltaNet, DeltaNetShape
-from .linear import Linear, RMSNorm, Stream
+from .linear import Linear, RMSNorm, Stream, norms_beside
 from .mlp import GatedMLP
 from .rotary import Rotary
 
@@ -124,7 +124,7 @@ class EagleThreeHead(EagleHead):
         return self.fc(known)
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        return previous, torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        return previous, norms_beside((self.embedding_norm, embedding), (self.hidden_norm, previous))
 
     def logits(self, hidden: Tensor) -> Tensor:
         found = self.lm_head(self.norm(hidden))
