@@ -16,6 +16,8 @@ from holdfast.executor import runner
 from holdfast.executor.readback import Fetch
 from holdfast.layers.short_conv import ShortConv
 from holdfast.memory.single_tokens import SingleTokens
+from holdfast.memory.state_pool import Committed, StatePool
+from holdfast.ops.step import StateStep
 
 from .fault import LFM2, MAMBA2, Ask, Fault, Scene, wrap
 from .harness import Outcome, healthy, make_engine, run, weights
@@ -41,6 +43,7 @@ FOUND = {
     "slot-given-twice": SCENE,
     "token-a-place-early": SCENE,
     "checkpoint-given-away": SCENES["shared"],
+    "state-by-number": SCENE,
 }
 
 
@@ -117,6 +120,39 @@ def test_a_layer_with_the_slots_of_others_is_named(
     wrap(monkeypatch, ShortConv, "forward", misled)
     found = run(SCENE, "stamps").findings
     assert found and {finding.layer for finding in found} == {"blocks.2"}
+
+
+@interpreted
+@pytest.mark.slow
+def test_a_slot_that_was_not_filled_is_not_published(
+    recorded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `published-before-the-fold`, which cannot be recorded."""
+
+    def early(commit: Callable[..., Any]) -> Callable[..., Any]:
+        def told(pool: StatePool, *, step: StateStep, accepted: torch.Tensor) -> Committed:
+            granted = pool.cursors.grant_slot[step.rows] > 0
+            result = commit(pool, step=step, accepted=accepted)
+            pool.cursors.grant_slot.index_fill_(0, step.rows, 0)
+            return replace(result, used=result.used | granted)
+
+        return told
+
+    wrap(monkeypatch, StatePool, "commit", early)
+    found = run(SCENES["shared"], "stamps").findings
+    assert any(finding.what == "publish" and finding.layer.startswith("blocks.") for finding in found)
+
+
+@interpreted
+def test_a_step_has_three_launches_more(recorded: list[int], fake_graphs: list[FakeGraph]) -> None:
+    """However many layers there are: one for convolutions, one for pages, one for cursors; and no copy."""
+    length = {}
+    for mode in ("off", "stamps"):
+        fake_graphs.clear()
+        make_engine(SCENE, mode)
+        length[mode] = [len(graph.work) for graph in fake_graphs]
+    added = [more - less for less, more in zip(length["off"], length["stamps"], strict=True)]
+    assert added and added == [0, 3] * (len(added) // 2), "passes are as before"
 
 
 @pytest.mark.gpu

@@ -15,9 +15,10 @@ from torch import Tensor
 from ..ids import Row
 from ..ops.backend import Ops
 from ..ops.sampling.reference import SamplingRows
+from ..ops.transfer import Buffer
 from ..plan import RowStart
 from ..request import SamplingParams
-from .inputs import Buffer, Choices, Lanes
+from .inputs import Choices, Lanes
 from .logprobs import Logprobs, score
 from .tables import RowTables
 

@@ -240,8 +240,8 @@ class Sanitizer:
     def inspection(
         self, number: int, further: Sequence[Check] = (), recorded: Callable[[], Tensor] | None = None
     ) -> Inspection:
-        """Of the step that was settled. `further` checks are reported with it. `recorded` waits for what those of a
-        uniform step have found."""
+        """Of the step that was settled. `further` checks are reported with it. `recorded` waits for the report of a
+        uniform step."""
         padding = [self._poison.check_padding()] if self._poison else []
         checks = [*self._checks, *padding, *further]
         if recorded is None:

@@ -2,20 +2,24 @@
 holds, so that they are recorded with it.
 
 Kernels work out their places themselves, from the step that they are given. So what a layer tells is that step, and
-layers that were given the same one are checked together, each state by itself.
+layers that were given the same one are checked together, each state by itself. What they find is the end of the
+step's report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import sub
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..corruption import Finding
-from ..ops.stamps.findings import CURSOR, NO_STAMP, NO_STATE, WHAT, Found, buffer, read
+from ..ops.stamps.findings import CURSOR, NO_STAMP, NO_STATE, SIZE, WHAT, Found, read
+from ..ops.stamps.ledger import Ledger
 from ..ops.step import StateStep
-from ..ops.transfer import to_device
+from ..ops.transfer import Buffer, to_device
 from ..plan import Grant, RowWork
 from .accesses import Use
 from .stamps import Name, Stamps, position_of
@@ -41,23 +45,54 @@ class SingleTokens:
         device, rows = stand.device, len(stand)
         self._slots, self._pages, self._page_size = slots, pages, page_size
         self._names: list[Name] = [*slots.names, *pages.names]
-        self._meant = torch.zeros(4, rows, dtype=torch.int64, device=device)
-        self._granted = torch.zeros(2, rows, dtype=torch.int64, device=device)
-        self._shared = (stand, tickets, slot_owner, page_owner, chain, keys)
-        self.found = buffer(device)
+        self._told = Buffer(4 * rows + SIZE, device)
+        """What is meant, and then what is found: the host sends that with 0 for the number of these."""
+        self.found = self._told.device[4 * rows :]
         """What the last step has shown; the next one overwrites it."""
+        granted = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self._ledger = Ledger(
+            self._told.device[: 4 * rows].view(4, rows),
+            granted,
+            stand,
+            tickets,
+            slot_owner,
+            page_owner,
+            chain,
+            keys,
+        )
 
     def promise(self, grants: Sequence[Grant]) -> None:
         if grants:
-            rows, slots, lines = to_device([(g.row, g.slot, g.line) for g in grants], self._meant.device).t()
-            self._granted[:, rows] = torch.stack((slots, lines))
+            rows, slots, lines = to_device([(g.row, g.slot, g.line) for g in grants], self.found.device).t()
+            self._ledger.granted[:, rows] = torch.stack((slots, lines))
 
-    def expect(self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int]) -> None:
+    def expect(
+        self, work: Sequence[RowWork], positions: Sequence[int], uncertain: Sequence[int], turn: int
+    ) -> None:
         """What the plan means, lane by lane."""
-        least = [most - drafts for most, drafts in zip(positions, uncertain, strict=True)]
-        columns = ([w.row for w in work], least, positions, [w.tokens for w in work])
-        padding = [0] * (self._meant.shape[1] - len(work))
-        to_device([[*column, *padding] for column in columns], self._meant.device, into=self._meant)
+        rows, _, tokens, _ = zip(*work, strict=True)
+        told = np.zeros(self._ledger.meant.numel() + 1, dtype=np.int64)
+        told[:-1].reshape(4, -1)[:, : len(work)] = (
+            rows,
+            list(map(sub, positions, uncertain)),
+            positions,
+            tokens,
+        )
+        self._told.fill(told, turn)
+
+    def check_places(self, uses: Sequence[Use]) -> None:
+        """Of all states. It runs beside what follows, until `settle`: for nothing here depends on what is chosen."""
+        from ..ops.stamps import triton as checks  # where steps are uniform there is Triton
+        from ..ops.twins.launch import beside
+
+        with beside(self.found.device):
+            for use in uses:
+                step, pages, held = use.place.step, use.place.pages, use.stamps.held
+                to = (self.found, self._ledger, step, use.states, held)
+                if pages is not None:
+                    checks.check_paged(*to, pages, self._page_size, first_state=len(self._slots.names))
+                else:
+                    checks.check_recurrent(*to, self._slots.held, use.reach)
 
     def settle(
         self,
@@ -69,20 +104,24 @@ class SingleTokens:
         chosen: Tensor,
         used: Tensor,
     ) -> None:
-        """As `Sanitizer.settle`. tell: rows that are given what was chosen; used: grants, by lane"""
-        from ..ops.stamps import triton as checks  # where steps are uniform there is Triton
+        """As `Sanitizer.settle`, when places have been checked. tell: rows that are given what was chosen; used:
+        grants, by lane"""
+        from ..ops.stamps import triton as checks
+        from ..ops.twins.launch import join
 
-        ledger = checks.Ledger(self._meant, self._granted, *self._shared)
-        checks.check_cursors(self.found, ledger, step, tokens, tell, chosen, self._unused(uses))
-        for use in uses:
-            if use.place.pages is not None:
-                pages, first = use.place.pages, len(self._slots.names)
-                at = (use.place.step, pages, use.states, use.stamps.held, first, self._page_size)
-                checks.check_paged(self.found, ledger, *at)
-            else:
-                held = (use.states, use.stamps.held, self._slots.held, use.reach)
-                checks.check_recurrent(self.found, ledger, use.place.step, used, *held)
-        checks.publish(ledger, step, used, NOBODY)
+        join(self.found.device)
+        checks.check_cursors(
+            self.found,
+            self._ledger,
+            step,
+            self._slots.held,
+            tokens=tokens,
+            tell=tell,
+            chosen=chosen,
+            used=used,
+            missing=self._unused(uses),
+            nobody=NOBODY,
+        )
 
     def _unused(self, uses: Sequence[Use]) -> int:
         """Every state keeps something of each token. One that kept nothing was mistaken for another."""
@@ -90,7 +129,7 @@ class SingleTokens:
         return next((number for number, name in enumerate(self._names) if name not in names), -1)
 
     def findings(self, found: Tensor, step: int, generations: Mapping[int, int]) -> list[Finding]:
-        """Of `found` as it was after that step, on the host."""
+        """Of `found` as it was after that step, on the host: the end of its report."""
         return [
             Finding(
                 step=step,
@@ -103,7 +142,7 @@ class SingleTokens:
                 expected=one.expected,
                 found=None if one.stamp == NO_STAMP else position_of(one.stamp),
             )
-            for one in read(found)
+            for one in read(found[-SIZE:])
             for layer, name in [self._name(one)]
         ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 CURSOR, TOKEN, READ, WRITE, PUBLISH = range(5)
@@ -26,8 +25,8 @@ class Found(NamedTuple):
 FIELDS = len(Found._fields)
 
 
-def buffer(device: torch.device) -> Tensor:
-    return torch.zeros(1 + MOST * FIELDS, dtype=torch.int64, device=device)
+SIZE = 1 + MOST * FIELDS
+"""Of the buffer. Its first element is to be 0 before a step."""
 
 
 def read(found: Tensor) -> list[Found]:

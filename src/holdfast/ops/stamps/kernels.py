@@ -42,39 +42,17 @@ def _after(stamp, token, keys, longest):
 
 
 @triton.jit
-def cursors(
-    found, missing,  # a state that nobody used, or -1
-    meant, meant_row,  # [4, lanes]: row, least and most position, tokens; as the plan has them
-    rows, counts, position, tokens, tell, chosen,  # [lanes]; tell: rows that are given what was chosen
-    stand, chain, chain_row, keys, longest,
-):  # fmt: skip
-    """One program for each lane: does it stand where its row should, with the token that should be there? Then the
-    row stands behind that token, and what was chosen comes after it."""
-    lane = tl.program_id(0)
-    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
-    wanted = tl.load(meant + lane)
-    least, most = tl.load(meant + meant_row + lane), tl.load(meant + 2 * meant_row + lane)
-    begin, takes = tl.load(stand + wanted), tl.load(meant + 3 * meant_row + lane)
-    lost = (row != wanted) | (count != takes)
-    lost = lost | ((wanted > 0) & ((at != begin) | (begin > most) | (begin < least)))
-    _report(found, lost, CURSOR, NO_STATE, wanted, row, begin, NO_STAMP)
-    if wanted > 0:
-        _report(found, missing >= 0, WRITE, missing, wanted, 0, 0, NO_STAMP)
-        text, end = chain + wanted * chain_row, begin + takes
-        if takes > 0:
-            made = _after(tl.load(text + begin), tl.load(tokens + lane), keys, longest)
-            _report(found, made != tl.load(text + end), TOKEN, NO_STATE, wanted, wanted, end, NO_STAMP)
-        tl.store(stand + wanted, end)
-        if (tl.load(tell + lane) > 0) & (end < longest):
-            tl.store(text + end + 1, _after(tl.load(text + end), tl.load(chosen + lane), keys, longest))
+def _misplaced(meant, meant_row, stand, lane, row, count, at):
+    """Was a layer given another lane than the plan means, or another place for it?"""
+    other = (row != tl.load(meant + lane)) | (count != tl.load(meant + 3 * meant_row + lane))
+    return other | (at != tl.load(stand + row))
 
 
 @triton.jit
 def recurrent(
     found, states, ring, ring_state, slots, slots_state,  # states [n, 2]: which of the ring's stamps, of the slots'
-    meant, rows, counts, position, base, read_slot, end_base, write_slot, used,  # [lanes]
-    stand, tickets, slot_owner, granted, granted_row,  # granted [2, rows]: slot, line
-    chain, chain_row, CAP: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
+    meant, meant_row, rows, counts, position, base, read_slot, end_base, write_slot,  # [lanes]
+    stand, tickets, slot_owner, chain, chain_row, CAP: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """One program for each lane and state: what the token needs is there, and it is written where it may be.
 
@@ -114,17 +92,12 @@ def recurrent(
             _report(found, other, READ, state, row, came_from, start, stamp)
 
         tl.debug_barrier()  # a fold may be in place
-        stands = tl.load(stand + row)
-        misplaced = (row != tl.load(meant + lane)) | (at + count != stands)
-        slot = tl.load(write_slot + lane)
+        misplaced = _misplaced(meant, meant_row, stand, lane, row, count, at)
         if folds:
-            foreign = (tl.load(slot_owner + slot) != tl.load(tickets + row)) | (end > stands) | misplaced
+            slot = tl.load(write_slot + lane)
+            foreign = (tl.load(slot_owner + slot) != tl.load(tickets + row)) | (end > at + count) | misplaced
             _report(found, foreign, WRITE, state, row, slot, end, NO_STAMP)
             tl.store(saved + slot, tl.load(text + end))
-        if tl.load(used + lane) > 0:
-            promised, line = tl.load(granted + row), tl.load(granted + granted_row + row)
-            other = (promised != slot) | (line != end) | (end == start)
-            _report(found, other, PUBLISH, state, row, promised, line, tl.load(saved + promised))
         if count > 0:
             _report(found, misplaced, WRITE, state, row, row * CAP + at % CAP, at + 1, NO_STAMP)
             tl.store(cells + at % CAP, tl.load(text + at + 1))
@@ -133,7 +106,7 @@ def recurrent(
 @triton.jit
 def paged(
     found, states, first_state, stamps, stamps_state,  # states [n, 2]: which of the stamps
-    pages, pages_row, meant, rows, counts, position,
+    pages, pages_row, meant, meant_row, rows, counts, position,
     stand, tickets, page_owner, chain, chain_row,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -159,15 +132,46 @@ def paged(
         if part == 0:
             page = tl.load(table + at // PAGE).to(tl.int64)
             foreign = tl.load(page_owner + page) != tl.load(tickets + row)
-            foreign = foreign | (row != tl.load(meant + lane)) | (at + count != tl.load(stand + row))
+            foreign = foreign | _misplaced(meant, meant_row, stand, lane, row, count, at)
             _report(found, foreign, WRITE, state, row, page * PAGE + at % PAGE, at + 1, NO_STAMP)
             tl.store(there + page * PAGE + at % PAGE, tl.load(text + at + 1))
 
 
 @triton.jit
-def published(rows, used, granted, slot_owner, NOBODY: tl.constexpr):
-    """A slot that was promised and used belongs to nobody from now on."""
+def cursors(
+    found, missing,  # a state that nobody used, or -1
+    meant, meant_row,  # [4, lanes]: row, least and most position, tokens; as the plan has them
+    rows, counts, position, tokens, tell, chosen,  # [lanes]; tell: rows that are given what was chosen
+    stand, chain, chain_row, keys, longest,
+    used, granted, granted_row, slots, slots_state, num_states, slot_owner,  # granted [2, rows]: slot, line
+    NOBODY: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """One program for each lane: does it stand where its row should, with the token that should be there? Then the
+    row stands behind that token, and what was chosen comes after it. A slot that was promised and used holds its
+    line in every state, and belongs to nobody from now on."""
     lane = tl.program_id(0)
-    row = tl.load(rows + lane)
+    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
+    wanted = tl.load(meant + lane)
+    least, most = tl.load(meant + meant_row + lane), tl.load(meant + 2 * meant_row + lane)
+    begin, takes = tl.load(stand + wanted), tl.load(meant + 3 * meant_row + lane)
+    lost = (row != wanted) | (count != takes)
+    lost = lost | ((wanted > 0) & ((at != begin) | (begin > most) | (begin < least)))
+    _report(found, lost, CURSOR, NO_STATE, wanted, row, begin, NO_STAMP)
+    if wanted > 0:
+        _report(found, missing >= 0, WRITE, missing, wanted, 0, 0, NO_STAMP)
+        text, end = chain + wanted * chain_row, begin + takes
+        if takes > 0:
+            made = _after(tl.load(text + begin), tl.load(tokens + lane), keys, longest)
+            _report(found, made != tl.load(text + end), TOKEN, NO_STATE, wanted, wanted, end, NO_STAMP)
+        tl.store(stand + wanted, end)
+        if (tl.load(tell + lane) > 0) & (end < longest):
+            tl.store(text + end + 1, _after(tl.load(text + end), tl.load(chosen + lane), keys, longest))
     if (row > 0) & (tl.load(used + lane) > 0):
-        tl.store(slot_owner + tl.load(granted + row), NOBODY)
+        slot, line = tl.load(granted + row), tl.load(granted + granted_row + row)
+        state = tl.arange(0, BS)
+        held = tl.load(slots + state * slots_state + slot, mask=state < num_states, other=0)
+        wrong = (state < num_states) & (held != tl.load(chain + row * chain_row + line))
+        first = tl.min(tl.where(wrong, state, BS), 0)
+        stamp = tl.sum(tl.where(state == first, held, 0), 0)
+        _report(found, first < BS, PUBLISH, first, row, slot, line, stamp)
+        tl.store(slot_owner + slot, NOBODY)
