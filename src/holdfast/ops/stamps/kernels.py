@@ -79,7 +79,7 @@ def cursors(
             tl.store(text + place + 1, stamp)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead"])
 def recurrent(
     found, states, ring, ring_state, slots, slots_state,  # states [n, 2]: which of the ring's stamps, of the slots'
     wanted, takes, rows, counts, position, base, read_slot, end_base, write_slot,  # [lanes]
@@ -141,7 +141,7 @@ def recurrent(
             tl.store(cells + token % CAP, stamps, mask=token < at + count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead"])
 def paged(
     found, states, first_state, stamps, stamps_state,  # states [n, 2]: which of the stamps
     pages, pages_row, wanted, takes, rows, counts, position,
@@ -211,10 +211,9 @@ def accepted(
         slot, line = tl.load(granted + row), tl.load(granted + granted_row + row)
         state = tl.arange(0, BS)
         held = tl.load(slots + state * slots_state + slot, mask=state < num_states, other=0)
-        wrong = (state < num_states) & (held != tl.load(chain + row * chain_row + line))
-        first_wrong = tl.min(tl.where(wrong, state, BS), 0)
-        stamp = tl.sum(tl.where(state == first_wrong, held, 0), 0)
-        _report(found, first_wrong < BS, PUBLISH, first_wrong, row, slot, line, stamp)
+        other = (state < num_states) & (held != tl.load(chain + row * chain_row + line))
+        nth = tl.min(tl.where(other, state, BS), 0)
+        _report(found, nth < BS, PUBLISH, nth, row, slot, line, tl.sum(tl.where(state == nth, held, 0), 0))
         tl.store(slot_owner + slot, NOBODY)
 
 
