@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ MASK = 3
 BLOCK, ANCHORS = 8, 32
 HELDOUT = 256
 """Questions by which accept lengths are counted."""
+AT_ONCE = 256
+"""Rows that the target reads together."""
+KEPT = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 TEXTS = 512
 """Longer rows of what the target was trained on."""
 
@@ -48,12 +51,32 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--answer-length", type=int, default=384, help="tokens, the question's included")
     parser.add_argument("--batch", type=int, default=64, help="rows in a step")
     parser.add_argument("--depth", type=int, default=4, help="steps of a chain")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on from what an earlier run wrote (an MTP head goes on from the target's)",
+    )
     parser.add_argument("--report-every", type=float, default=10.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     Training(options).run()
+
+
+class Read(NamedTuple):
+    """Rows, and what the target makes of them: it does not change, so it is asked once."""
+
+    rows: Tensor
+    """[B, T + 1] as they are stored"""
+    hidden: Tensor
+    """[B, T, hidden]"""
+    features: list[Tensor]
+    """[B, T, hidden] of each layer that is tapped"""
+
+    def some(self, which: Tensor) -> Read:
+        return Read(self.rows[which], self.hidden[which], [it[which] for it in self.features])
 
 
 class Training:
@@ -64,37 +87,44 @@ class Training:
         hub.load(self.target, options.target)
         self.target.requires_grad_(False)
         self.report({"options": {name: str(value) for name, value in vars(options).items()}})
-        self.own = self.own_answers()
-        self.heldout = self.heldout_answers()
+        last = config["num_hidden_layers"] - 1
+        self.layer_ids = [1, last // 2 + 1, last]
+        answered = self.own_answers()
+        self.drafted = self.frequent_tokens(answered, min(1024, config["vocab_size"]))
+        self.own = self.read(answered)
+        self.heldout = self.read(self.heldout_answers())
         longer = Rows(
             options.data, batch=min(TEXTS, 8 * options.batch), length=1024, tasks=0.5, seed=options.seed
         )
-        self.texts = next(iter(longer)).to(DEVICE).long()
+        self.texts = self.read(next(iter(longer)).to(DEVICE).long())
 
     def run(self) -> None:
         options, config = self.options, self.target.config
-        last = config["num_hidden_layers"] - 1
-        layer_ids = [1, last // 2 + 1, last]
         if "mtp" in options.what:
             self.target.mtp.requires_grad_(True)
             self.train("mtp", MTPChain(self.target))
             self.target.requires_grad_(False)
             hub.save(options.out, config, self.target.state_dict())
         if "eagle3" in options.what:
-            drafted = self.frequent_tokens(min(1024, config["vocab_size"]))
-            eagle = Eagle3(
-                eagle3_config(config, layer_ids=layer_ids, vocabulary=len(drafted), inner=384), drafted
+            described = eagle3_config(
+                config, layer_ids=self.layer_ids, vocabulary=len(self.drafted), inner=384
             )
-            self.train("eagle3", eagle.to(DEVICE))
+            eagle = Eagle3(described, self.drafted)
+            self.train("eagle3", self.begun("eagle3", eagle))
             hub.save(options.out / "eagle3", eagle.config, eagle.state_dict())
         if "dflash" in options.what:
             flash = DFlash(
-                dflash_config(config, layer_ids=layer_ids, layers=2, inner=384, block=BLOCK, mask=MASK)
+                dflash_config(config, layer_ids=self.layer_ids, layers=2, inner=384, block=BLOCK, mask=MASK)
             )
-            self.train("dflash", flash.to(DEVICE))
+            self.train("dflash", self.begun("dflash", flash))
             hub.save(options.out / "dflash", flash.config, flash.state_dict())
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "drafters.jsonl").write_text("\n".join(self.log) + "\n")
+
+    def begun(self, name: str, drafter: nn.Module) -> nn.Module:
+        if self.options.resume:
+            hub.load(drafter, self.options.resume / name)
+        return drafter.to(DEVICE)
 
     def own_answers(self) -> Tensor:
         """[rows, T] half of them greedy, half at temperature 0.8; the highest bit where nothing is learnt"""
@@ -136,8 +166,8 @@ class Training:
         )
         return torch.where(answered, rows, rows | (1 << 15))
 
-    def frequent_tokens(self, count: int) -> Tensor:
-        learned = self.own[self.own < 1 << 15]
+    def frequent_tokens(self, rows: Tensor, count: int) -> Tensor:
+        learned = rows[rows < 1 << 15]
         return (
             torch.bincount(learned.flatten(), minlength=self.target.config["vocab_size"])
             .topk(count)
@@ -145,7 +175,7 @@ class Training:
             .values.cpu()
         )
 
-    def batches(self) -> Iterator[Tensor]:
+    def batches(self) -> Iterator[Read]:
         """Own answers, and among them longer rows of what the target was trained on."""
         number = 0
         while True:
@@ -153,19 +183,19 @@ class Training:
             pool, count = (
                 (self.texts, self.options.batch // 4) if number % 4 == 0 else (self.own, self.options.batch)
             )
-            yield pool[torch.randint(len(pool), (max(1, count),), device=DEVICE)]
+            yield pool.some(torch.randint(len(pool.rows), (max(1, count),), device=DEVICE))
 
     def train(self, name: str, drafter: nn.Module) -> None:
         options = self.options
         optimizer = Optimizer(drafter.named_parameters(), Rates(decay=0.02))
         loss_of = self.block_loss if isinstance(drafter, DFlash) else self.chain_loss
         start, reported, steps, total = time.perf_counter(), 0.0, 0, 60 * options.minutes
-        for rows in self.batches():
+        for read in self.batches():
             seconds = time.perf_counter() - start
             if seconds > total:
                 break
             with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-                loss = loss_of(drafter, rows)
+                loss = loss_of(drafter, read)
             loss.backward()
             optimizer.step(rate_at(seconds / total))
             steps += 1
@@ -175,10 +205,9 @@ class Training:
         parameters = sum(it.numel() for it in drafter.parameters())
         self.report({"what": name, "steps": steps, "parameters": parameters, **self.accept_lengths(drafter)})
 
-    def chain_loss(self, drafter: Any, rows: Tensor) -> Tensor:
-        found = batch(rows)
-        hidden, wanted, features = self.ask(found.tokens, drafter.layer_ids)
-        first = one_later(drafter.first(hidden, features))
+    def chain_loss(self, drafter: Any, read: Read) -> Tensor:
+        found, wanted = batch(read.rows), self.logits(read.hidden)
+        first = one_later(drafter.first(read.hidden, read.features))
         outputs = draft(drafter, self.target.embed(found.tokens), first, self.options.depth)
         vocabulary = drafter.vocabulary()
         losses = []
@@ -188,17 +217,15 @@ class Training:
             losses.append(0.8**step * agreement(said, wanted[:, step:], learned, vocabulary))
         return torch.stack(losses).sum()
 
-    def block_loss(self, drafter: Any, rows: Tensor) -> Tensor:
-        found = batch(rows)
-        _, wanted, features = self.ask(found.tokens, drafter.layer_ids)
-        anchors = torch.randint(1, found.tokens.shape[1] - BLOCK + 1, (ANCHORS,), device=rows.device)
-        out = drafter(self.blocks(found.tokens, anchors), features, anchors)
+    def block_loss(self, drafter: Any, read: Read) -> Tensor:
+        found = batch(read.rows)
+        anchors = torch.randint(1, found.tokens.shape[1] - BLOCK + 1, (ANCHORS,), device=DEVICE)
+        out = drafter(self.blocks(found.tokens, anchors), read.features, anchors)
         said = self.target.logits(out[:, :, 1:])
-        where = anchors[:, None] + torch.arange(
-            BLOCK - 1, device=rows.device
-        )  # whose target each mask stands for
-        weight = torch.exp(-torch.arange(BLOCK - 1, device=rows.device) / 4.0)
-        return agreement(said, wanted[:, where], (found.targets[:, where] >= 0) * weight, None)
+        masks = torch.arange(BLOCK - 1, device=DEVICE)
+        where = anchors[:, None] + masks  # whose target each mask stands for
+        learned = (found.targets[:, where] >= 0) * torch.exp(-masks / 4.0)
+        return agreement(said, self.logits(read.hidden[:, where]), learned, None)
 
     def blocks(self, tokens: Tensor, anchors: Tensor) -> Tensor:
         known = tokens[:, anchors, None]
@@ -206,20 +233,28 @@ class Training:
         return self.target.embed(torch.cat((known, masks), -1))
 
     @torch.no_grad()
-    def ask(self, tokens: Tensor, layer_ids: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The target's hidden vectors, its logits after each token, and the features."""
-        padded = nn.functional.pad(tokens, (0, -tokens.shape[1] % 64))
-        hidden, features = self.target(padded, list(layer_ids))
-        hidden, *features = (it[:, : tokens.shape[1]] for it in (hidden, *features))
-        return hidden, self.target.logits(hidden), features
+    def read(self, rows: Tensor) -> Read:
+        found = []
+        for some in rows.split(AT_ONCE):
+            tokens = batch(some).tokens
+            padded = nn.functional.pad(tokens, (0, -tokens.shape[1] % 64))
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+                hidden, features = self.target(padded, self.layer_ids)
+            found.append([it[:, : tokens.shape[1]].to(KEPT) for it in (hidden, *features)])
+        hidden, *features = (torch.cat(each) for each in zip(*found, strict=True))
+        return Read(rows, hidden, features)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.target.logits(hidden)
 
     @torch.no_grad()
     def accept_lengths(self, drafter: nn.Module) -> dict[str, float]:
         """Tokens a step gives on held-out questions, greedy: the drafts that hold, and the target's own."""
         right = []
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            for rows in self.heldout.split(self.options.batch):
-                right.append(self._right(drafter, batch(rows)))
+            for some in torch.arange(len(self.heldout.rows), device=DEVICE).split(self.options.batch):
+                right.append(self._right(drafter, self.heldout.some(some)))
         holds = torch.cat(right).float().cumprod(-1)
         return {
             f"accept_length@{depth}": 1 + float(holds[:, :depth].sum(-1).mean())
@@ -227,18 +262,17 @@ class Training:
             if depth <= holds.shape[-1]
         }
 
-    def _right(self, drafter: Any, found: Any) -> Tensor:
+    def _right(self, drafter: Any, read: Read) -> Tensor:
         """[starts, 7]"""
-        depth = BLOCK - 1
-        hidden, _, features = self.ask(found.tokens, drafter.layer_ids)
+        found, depth = batch(read.rows), BLOCK - 1
         starts = found.tokens.shape[1] - depth
         if isinstance(drafter, DFlash):
-            anchors = torch.arange(1, starts, 5, device=hidden.device)
-            out = drafter(self.blocks(found.tokens, anchors), features, anchors)[:, :, 1:]
+            anchors = torch.arange(1, starts, 5, device=DEVICE)
+            out = drafter(self.blocks(found.tokens, anchors), read.features, anchors)[:, :, 1:]
             said = self.target.logits(out).argmax(-1)
         else:
-            anchors = torch.arange(1, starts, device=hidden.device)
-            first = one_later(drafter.first(hidden, features))
+            anchors = torch.arange(1, starts, device=DEVICE)
+            first = one_later(drafter.first(read.hidden, read.features))
             vocabulary = drafter.vocabulary()
             each = [
                 drafter.logits(out).argmax(-1)[:, anchors]
@@ -246,7 +280,7 @@ class Training:
             ]
             said = torch.stack(each, -1)
             said = said if vocabulary is None else vocabulary[said]
-        targets = found.targets[:, anchors[:, None] + torch.arange(depth, device=hidden.device)]
+        targets = found.targets[:, anchors[:, None] + torch.arange(depth, device=DEVICE)]
         inside = (targets >= 0).all(-1)
         return (said == targets)[inside]
 

@@ -4,11 +4,12 @@
         --section SchedulerStats --section WarpStateStats --section Occupancy --section LaunchStats \\
         -k 'regex:^(few_gated|few|main_one)$' python benchmarks/gpu/hottest.py 16
 
-The number is how many requests decode. Nothing is recorded, so that every kernel is launched by itself.
+Nothing is recorded, so that every kernel is launched by itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -44,4 +45,8 @@ def main(batch: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("batch", type=int, help="requests that decode")
+    main(parser.parse_args().batch)

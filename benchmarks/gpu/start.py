@@ -15,11 +15,13 @@ from .shapes import MODELS, folder
 
 LIMIT = 150
 PROGRAM = """
-import json, sys, time
+import json, logging, sys, time
+logging.basicConfig(format="%(message)s")
+logging.getLogger("holdfast").setLevel(logging.INFO)
 marks, kernels = [("python", time.time())], []
 import torch, triton
 marks.append(("torch and triton", time.time()))
-from holdfast import LLM, SamplingParams
+from holdfast import LLM, SamplingParams, engine
 from holdfast.blueprint import Blueprint
 from holdfast.executor.runner import Runner
 from holdfast.ops.triton_backend import TritonOps
@@ -42,15 +44,16 @@ def compiled(src, metadata, metadata_group, times, cache_hit):
         kernels.append(getattr(times, "total", 0) / 1e6)
 
 triton.knobs.compilation.listener = compiled
-marked(Blueprint, "__init__", "plan")
+marked(Blueprint, "__init__", "model described")
 marked(Blueprint, "build", "weights")
 marked(Runner, "__init__", "pools")
 marked(TritonOps, "compile_ahead", "compiling ahead")
-marked(Runner, "record", "recording")
+marked(engine, "profile", "profile")
+marked(engine.Engine, "__init__", "recording")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 llm.generate([list(range(100, 612))], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
 marks.append(("first token", time.time()))
-told = {"kernels": len(kernels), "compiling": sum(kernels)}
+told = {"kernels": len(kernels), "compiling": sum(kernels), "bytes": llm.capacity.as_dict()["bytes"]}
 print("@" + json.dumps({"marks": marks, **told}))
 """
 
@@ -71,9 +74,10 @@ def measure(name: str, lanes: int) -> dict[str, Any]:
         )
         seconds = time.perf_counter() - begun
     told = json.loads(done.stdout.rpartition("@")[2])
-    spent, before = {}, wall
+    spent: dict[str, float] = {}
+    before = wall
     for what, when in told["marks"]:
-        spent[what], before = when - before, when
+        spent[what], before = spent.get(what, 0.0) + when - before, when
     return {
         "model": name,
         "lanes": lanes,
@@ -82,6 +86,7 @@ def measure(name: str, lanes: int) -> dict[str, Any]:
         "spent": spent,
         "kernels": told["kernels"],
         "compiling": told["compiling"],
+        "bytes": told["bytes"],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from .executor.footprint import table_bytes
 from .layers.batch import Build
 from .memory.available import available_bytes
 from .memory.capacity import CapacityPlan, make_plan
-from .memory.sizing import Footprint, max_positions, measure
+from .memory.sizing import UNMEASURED, Footprint, StepBytes, max_positions, measure
 from .models.base import CausalLM, Rename, pack
 from .models.dummy import fill_with_noise
 from .models.loader import load_weights
@@ -23,6 +24,7 @@ from .ops.backend import choose
 from .resolve import resolve
 from .spec.build import plan_drafter
 from .spec.ensemble import Ensemble
+from .units import format_bytes
 
 
 class Blueprint:
@@ -37,20 +39,59 @@ class Blueprint:
         checked = config.sanitizer in ("off", "stamps")  # or would ask the device
         self.uniform = config.device.startswith("cuda") and checked and size.recordable
         """Are steps of windows padded to a few shapes, so that they can be recorded?"""
-        records = self.uniform and not config.eager
-        footprint = Footprint(size, table_bytes, config.sanitizer, records)
-        limits = resolve(config, facts, footprint.costs(config.page_size), _available(config))
-        self.capacity: CapacityPlan = make_plan(config, facts, limits, footprint)
+        self._footprint = Footprint(size, table_bytes, config.sanitizer, self.records)
+
+    @property
+    def records(self) -> bool:
+        return self.uniform and not self._config.eager
+
+    @property
+    def measures(self) -> bool:
+        """Can it be found out what steps take, once there are weights?"""
+        return self._config.device.startswith("cuda") and self._config.sanitizer == "off"
+
+    @cached_property
+    def capacity(self) -> CapacityPlan:
+        """As far as can be told without weights: what steps take is an estimate."""
+        return self._plan(self._footprint, self.facts, _available(self._config))
+
+    @cached_property
+    def at_most(self) -> CapacityPlan:
+        """What is left if steps take nothing: whatever they take, there will be no more, nor a longer context."""
+        footprint = replace(self._footprint, measured=UNMEASURED)
+        return self._plan(footprint, self.facts, _available(self._config))
+
+    def measured(self, steps: StepBytes, available: int) -> CapacityPlan:
+        """With what steps take, on a device that has so much for all of it. The model is there by then, and has no
+        more positions than `at_most` has."""
+        facts = replace(self.facts, max_positions=self.at_most.limits.max_model_len)
+        plan = self._plan(replace(self._footprint, measured=steps), facts, available)
+        if plan.parts.total > available:
+            raise ConfigError(
+                f"memory={self._config.memory!r} is more than {self._config.device} has to give, "
+                f"{format_bytes(available)}: give less\n{plan.render()}"
+            )
+        return plan
+
+    def _plan(self, footprint: Footprint, facts: ModelFacts, available: int | None) -> CapacityPlan:
+        config = self._config
+        limits = resolve(config, facts, footprint.costs(config.page_size), available)
+        return make_plan(config, self.facts, limits, footprint)
+
+    def check_device(self) -> None:
+        device = self._config.device
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"device={device!r}: torch finds no CUDA device here; use device='cpu'")
 
     def build(self, weights_of: CausalLM | None = None) -> Ensemble:
         """With the weights in the directory. Those of a model of it that was built before spare loading them, if they
         lie in memory as this one wants them."""
         config = self._config
-        if config.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"device={config.device!r}: torch finds no CUDA device here; use device='cpu'")
+        self.check_device()
         if config.device == "cpu" and config.dtype == "bfloat16":
             ensure_safe_bf16()
-        ensemble = self._lay_out(max_positions(self.capacity.limits))
+        plan = self.at_most if self.measures else self.capacity
+        ensemble = self._lay_out(max_positions(plan.limits))
         model, drafter = ensemble.model, ensemble.drafter
         if weights_of is not None and type(weights_of.ops) is type(model.ops):
             pack(model, model.ops, config.device)

@@ -29,6 +29,8 @@ class Costs:
     slot: int = 0
     fixed: Callable[[Limits], int] = lambda limits: 0
     """All that limits take whatever the pages and slots: weights, journals, tables, activations."""
+    steps: Callable[[Limits], str] = lambda limits: ""
+    """What of it steps work in, in words."""
 
 
 FREE = Costs()
@@ -186,9 +188,9 @@ class _Division:
         return (
             f"{request} needs {format_bytes(needed)}: weights take {format_bytes(weights)}; {pools}"
             f"max_num_seqs={frame.max_num_seqs} and max_num_batched_tokens={frame.max_num_batched_tokens} "
-            f"{format_bytes(self._fixed(length) - weights)}; its own KV and state the rest. There are only "
-            f"{format_bytes(self.budget)}, {given}: give memory='{enough_bytes(needed)}'{or_shorter}, "
-            "or lower max_num_seqs, or take a smaller dtype"
+            f"{format_bytes(self._fixed(length) - weights)}{self.costs.steps(frame)}; its own KV and state the rest. "
+            f"There are only {format_bytes(self.budget)}, {given}: give memory='{enough_bytes(needed)}'{or_shorter}, "
+            "or lower max_num_seqs or max_num_batched_tokens, or take a smaller dtype"
         )
 
 

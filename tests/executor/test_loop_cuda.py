@@ -17,6 +17,8 @@ from holdfast.request import Request, SamplingParams
 
 DELTA = QWEN3_5 | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+KINDS = pytest.mark.parametrize("options", [{}, {"eager": True}, NGRAM], ids=["recorded", "eager", "drafts"])
+MODELS = pytest.mark.parametrize("config", [LFM2, DELTA], ids=["lfm2", "qwen3_5"])
 pytestmark = pytest.mark.gpu
 
 
@@ -27,6 +29,11 @@ def waiting_is_an_error() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def build(tmp_path: Path, config: dict[str, Any], **options: Any) -> Engine:
+    asked: dict[str, Any] = dict(device="cuda", dtype="bfloat16", load_format="dummy")
+    return build_engine(write(tmp_path / "model", config), EngineConfig(**asked, **options))
 
 
 def serve(engine: Engine, seed: int) -> None:
@@ -40,16 +47,52 @@ def serve(engine: Engine, seed: int) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("options", [{}, {"eager": True}, NGRAM], ids=["recorded", "eager", "drafts"])
-@pytest.mark.parametrize("config", [LFM2, DELTA], ids=["lfm2", "qwen3_5"])
+@KINDS
+@MODELS
 def test_no_waiting_and_no_allocation(
     tmp_path: Path, config: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    asked: dict[str, Any] = dict(device="cuda", dtype="bfloat16", load_format="dummy", memory="256MiB")
     sizes: dict[str, Any] = dict(max_num_seqs=3, max_model_len=192, max_num_batched_tokens=64)
-    engine = build_engine(write(tmp_path / "model", config), EngineConfig(**asked, **sizes, **options))
+    engine = build(tmp_path, config, memory="256MiB", **sizes, **options)
     serve(engine, 0)  # kernels are compiled, and the allocator has seen every size
     before = torch.cuda.memory_stats()["num_device_alloc"]
     with waiting_is_an_error():
         serve(engine, 1)
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
+
+
+WIDE: dict[str, Any] = dict(hidden_size=512, intermediate_size=1024, vocab_size=1 << 15)
+DEMANDING = SamplingParams(
+    max_tokens=40,
+    ignore_eos=True,
+    temperature=1.0,
+    top_p=0.9,
+    presence_penalty=0.5,
+    logprobs=20,
+    prompt_logprobs=20,
+)
+
+
+@KINDS
+@MODELS
+def test_there_is_memory_for_all_from_the_first_request_on(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many requests as there are rows, with long prompts and all that can be asked for: what was measured at start
+    is enough, and was taken then."""
+    torch.cuda.init()  # there are no statistics before
+    before, plain = torch.cuda.memory_stats(), SamplingParams(max_tokens=40, ignore_eos=True)
+    engine = build(tmp_path, config | WIDE, memory="2GiB", max_num_seqs=24, max_model_len=500, **options)
+    built = torch.cuda.memory_stats()
+    torch.cuda.reset_peak_memory_stats()
+    draws = torch.Generator().manual_seed(0)
+    for number in range(40):
+        prompt = tuple(torch.randint(90, (400 - 7 * number,), generator=draws).tolist())
+        engine.submit(Request(f"{number}", prompt, plain if number % 3 else DEMANDING))
+    while engine.has_work:
+        engine.step()
+    served = torch.cuda.memory_stats()
+    most = served["requested_bytes.all.peak"] - before["requested_bytes.all.current"]
+    assert most <= engine.capacity.parts.total
+    assert served["num_device_alloc"] == built["num_device_alloc"]
+    assert not caplog.records, "recordings took no more than planned"

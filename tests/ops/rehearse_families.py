@@ -48,8 +48,7 @@ def main() -> None:
             continue
         wanted.clear()
         runner = Runner(ensemble, limits, torch.device("cpu"), shapes=uniform_shapes(limits, (0,)))
-        with torch.inference_mode():
-            runner.model.ops.compile_ahead(lambda runner=runner: runner._rehearse(runner.shapes))
+        runner.compile_ahead()
         assert {"begin", "commit", "absorbed"} <= set(wanted) and len(wanted) > 12, (name, wanted)
 
 

@@ -72,8 +72,9 @@ class Table(nn.Module):
         super().__init__()
         self.embed = OneHot()
 
-    def features(self, batch: Any, layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.embed(batch.tokens), ()
+    def features(self, batch: Any, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        hidden = self.embed(batch.tokens)
+        return hidden, hidden[:, None, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ LOGITS

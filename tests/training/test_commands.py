@@ -64,23 +64,26 @@ def test_a_run_is_continued_and_served(data: Path, tmp_path: Path) -> None:
     steps = [line["step"] for line in log if "step" in line]
     assert steps == sorted(steps) and log[-1]["final"]
 
-    drafters.main(
-        [
-            *("--target", str(second), "--data", str(data), "--out", str(tmp_path / "drafters")),
-            *(
-                "--minutes",
-                "0.01",
-                "--questions",
-                "2",
-                "--rounds",
-                "1",
-                "--answer-length",
-                "64",
-                "--batch",
-                "2",
-            ),
-        ]
+    options = [
+        "--minutes",
+        "0.01",
+        "--questions",
+        "2",
+        "--rounds",
+        "1",
+        "--answer-length",
+        "64",
+        "--batch",
+        "2",
+    ]
+    begin = ["--target", str(second), "--data", str(data), *options]
+    drafters.main([*begin, "--out", str(tmp_path / "drafters")])
+    again = ["--what", "eagle3", "--minutes", "0", "--resume", str(tmp_path / "drafters"), "--seed", "1"]
+    drafters.main([*begin, *again, "--out", str(tmp_path / "resumed")])
+    made, resumed = (
+        load_file(tmp_path / it / "eagle3" / "model.safetensors") for it in ("drafters", "resumed")
     )
+    assert made.keys() == resumed.keys() and all(torch.equal(made[name], resumed[name]) for name in made)
     target = load_file(second / "model.safetensors")
     trained = load_file(tmp_path / "drafters" / "model.safetensors")
     changed = {name for name in target if not torch.equal(target[name], trained[name])}

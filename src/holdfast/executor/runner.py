@@ -29,6 +29,7 @@ from .backlog import Backlog
 from .constraints import Constraints
 from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
+from .largest import largest_steps
 from .prompt_scores import PromptScorer
 from .readback import Fetch, InFlight, Laps, Mark, report
 from .recomputation import Recomputation
@@ -61,7 +62,7 @@ GUESSED = (Needs(), Needs(draws=True, truncates=True))
 
 class Runner:
     """shapes: those of uniform steps, and depths: the numbers of drafts they may propose. `record` records them all,
-    so that nothing is new when the depth changes."""
+    so that nothing is new when the depth changes. At start, in this order: `compile_ahead`, `record`, `exert`."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Runner:
         self.prompt_scorer = PromptScorer(self.model, self.tables, self.inputs.scored, block)
         patient = ensemble.drafter if 0 in depths and sanitizer == "off" else None
         self.backlog = Backlog(patient, limits, self.inputs.behind)
-        self._max_window, self._most_tokens = limits.max_window, limits.max_num_batched_tokens
+        self._limits = limits
         self._grants: dict[int, Grant] = {}
         self._laps = Laps()
         full = sanitizer == "full"
@@ -97,23 +98,37 @@ class Runner:
             self.recomputation = Recomputation(ensemble, limits, self.state, self.kv, self.tables)
 
     @torch.inference_mode()
-    def record(self) -> None:
-        """Every shape of a uniform step, the largest first: the smaller ones then fit into its memory."""
-        shapes = sorted(self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True)
-        self.model.ops.compile_ahead(partial(self._rehearse, shapes))
+    def compile_ahead(self) -> None:
+        if self.shapes:
+            self.model.ops.compile_ahead(self._rehearse)
+
+    @torch.inference_mode()
+    def record(self, shapes: Sequence[Shape] | None = None) -> None:
+        """Every shape of a uniform step, or these; the largest first: the smaller ones then fit into its memory."""
+        shapes = sorted(shapes or self.shapes, key=lambda s: (s.lanes * s.window, s.lanes), reverse=True)
         with Progress("Recording", len(shapes), lambda: f"{bar.done} of {len(shapes)} shapes") as bar:
             for shape in shapes:
                 self._record(shape, self.graphs)
                 bar.advance()
 
-    def _rehearse(self, shapes: Sequence[Shape]) -> None:
-        """And a prompt's run, of a length that 16 divides and of one that it does not: kernels tell them apart."""
-        for shape in shapes:
+    @torch.inference_mode()
+    def exert(self) -> None:
+        """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
+        for plan in largest_steps(self._limits, max(self.depths)):
+            self.launch(plan)
+
+    def _rehearse(self) -> None:
+        """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels
+        tell them apart."""
+        for shape in self.shapes:
             self._record(shape, Rehearsal())
-        for tokens in (320, 331) if shapes and self.sanitizer is None else ():
-            if self._max_window < tokens <= self._most_tokens:
+        if self.sanitizer is not None:
+            return
+        for tokens in (320, 331):
+            if self._limits.max_window < tokens <= self._limits.max_num_batched_tokens:
                 lanes = self.inputs.run_of_padding(tokens)
                 self._end(self._pass(lanes), lanes, Needs())
+        self.exert()
 
     def _record(self, shape: Shape, graphs: Graphs | Rehearsal) -> None:
         lanes = self.inputs.padding(shape)
@@ -128,7 +143,7 @@ class Runner:
                 graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
         if self.backlog.most and shape.window == 1:
             rows, missed = self.backlog.on_device(shape.lanes, turn=0)
-            most = self._max_window if self.backlog.trails else self.backlog.most
+            most = self._limits.max_window if self.backlog.trails else self.backlog.most
             graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, most))
 
     @torch.inference_mode()
@@ -195,7 +210,7 @@ class Runner:
         rows, missed = backlog.on_device(size or len(backlog.rows), turn)
         most, passes = backlog.most if size else backlog.tokens, 1
         if backlog.trails:
-            most = self._max_window
+            most = self._limits.max_window
             passes = 1 + math.ceil((backlog.tokens - 1) / most)
         for _ in range(passes):
             self.graphs.run(("catch up", size), lambda: self._catch_up(rows, missed, most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,13 +130,22 @@ class MergedLinear(nn.Module):
         return self.ops.linear(x, self.weight, self.bias).split_with_sizes(self.sizes, -1)
 
 
-Stream = tuple[Tensor, Tensor | None]
-"""The residual stream, and what is yet to be added to it: the next norm does that in passing."""
+class Stream(NamedTuple):
+    """The residual stream, and what is yet to be added to it: the next norm does that in passing.
+
+    tap  [tokens, hidden]: where the sum is also wanted
+    """
+
+    x: Tensor
+    added: Tensor | None = None
+    tap: Tensor | None = None
 
 
 def summed(stream: Stream) -> Tensor:
-    x, added = stream
-    return x if added is None else x + added
+    x, added, tap = stream
+    if added is not None:
+        return torch.add(x, added, out=tap)
+    return x if tap is None else tap.copy_(x)
 
 
 class Embedding(nn.Module):
@@ -159,7 +169,8 @@ class RMSNorm(nn.Module):
 
     def of_stream(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """The stream, summed, and its norm."""
-        x, added = stream
+        x, added, tap = stream
         if added is None:
+            x = summed(stream)
             return x, self(x)
-        return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred)
+        return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred, out=tap)

@@ -42,4 +42,4 @@ class MTPHead(nn.Module):
 
     def _enter(self, embedding: Tensor, previous: Tensor) -> Stream:
         joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
-        return self.fc(joined), None
+        return Stream(self.fc(joined))

@@ -43,6 +43,8 @@ class CapacityPlan:
     config: EngineConfig
     limits: Limits
     parts: Parts
+    steps: str
+    """How it is known what steps take."""
     units: Units
     fits: tuple[Fit, ...]
     notes: tuple[str, ...]
@@ -54,6 +56,7 @@ class CapacityPlan:
             "options": asdict(self.config),
             "limits": asdict(self.limits),
             "bytes": asdict(self.parts) | {"total": self.parts.total},
+            "steps": self.steps,
             "bytes_per": asdict(self.units),
             "kv_tokens": self.limits.num_pages * self.limits.page_size,
             "fits": [asdict(fit) for fit in self.fits],
@@ -86,13 +89,13 @@ class CapacityPlan:
         yield (
             "activations",
             parts.activations,
-            f"an estimate, {limits.max_num_batched_tokens:,} tokens a step",
+            f"{self.steps}, {limits.max_num_batched_tokens:,} tokens a step",
         )
         if parts.graphs:
             yield (
                 "graphs",
                 parts.graphs,
-                f"an estimate, recorded steps of up to {limits.max_num_seqs:,} requests",
+                f"{self.steps}, recorded steps of up to {limits.max_num_seqs:,} requests",
             )
         if parts.sanitizer:
             yield "sanitizer", parts.sanitizer, f"{self.config.sanitizer}"
@@ -124,6 +127,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, limits: Limits, footprint
         config=config,
         limits=limits,
         parts=footprint.parts(limits),
+        steps=footprint.steps(limits).known,
         units=units,
         fits=tuple(_fit(length, config, limits, footprint) for length in lengths),
         notes=tuple(_notes(config, facts, limits, footprint)),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..config import Limits, journal_capacity
 from ..resolve import Costs
+from ..units import format_bytes
 from .kv_pool import KVPool
 from .sanitizer import Sanitizer, one_row, stamp_bytes
 from .spec import KVSpec, StateSpec
@@ -59,6 +60,19 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
+class StepBytes:
+    """What steps take beside all that stays: `Parts` says what for."""
+
+    activations: int
+    graphs: int
+    known: str = "measured"
+    """How."""
+
+
+UNMEASURED = StepBytes(0, 0, "not measured yet")
+
+
+@dataclass(frozen=True)
 class Parts:
     """Bytes by what they are for. Padding is counted where it lies: row 0, slot 0, page 0."""
 
@@ -70,9 +84,9 @@ class Parts:
     tables: int
     """Of rows and positions: tokens, pages, cursors, how to sample, rotary angles, a step's inputs."""
     activations: int
-    """An estimate."""
+    """What the largest step works in; measured, also what libraries work in, and what torch rounds up."""
     graphs: int = 0
-    """An estimate as well: what recorded steps work in, and what they keep. Other steps cannot use it."""
+    """What recorded steps work in, and what they keep. Other steps cannot use it."""
     sanitizer: int = 0
     """Stamps; and, if it recomputes, a row's state and KV once more."""
 
@@ -88,24 +102,33 @@ class Footprint:
     executor_tables  what the executor keeps for rows and steps; only it knows
     sanitizer        its mode
     records          are steps recorded?
+    measured         what steps take, where that is known by more than an estimate
     """
 
     model: ModelSize
     executor_tables: Callable[[Limits], int]
     sanitizer: str = "off"
     records: bool = False
+    measured: StepBytes | None = None
 
     def parts(self, limits: Limits) -> Parts:
+        steps = self.steps(limits)
         return Parts(
             weights=self.model.weights,
             kv=(limits.num_pages + 1) * self.page(limits.page_size),
             checkpoints=(limits.num_slots + 1) * self.slot,
             journals=(limits.max_num_seqs + 1) * self.row(limits.fold_every, limits.max_window),
             tables=self._tables(limits),
-            activations=self._activations(limits),
-            graphs=self._graphs(limits) if self.records else 0,
+            activations=steps.activations,
+            graphs=steps.graphs,
             sanitizer=self._sanitizer(limits),
         )
+
+    def steps(self, limits: Limits) -> StepBytes:
+        if self.measured is not None:
+            return self.measured
+        graphs = self._graphs(limits) if self.records else 0
+        return StepBytes(self._activations(limits), graphs, "an estimate")
 
     def page(self, page_size: int) -> int:
         """One page of KV, every attention layer's part of it; with page_size 1, one token."""
@@ -130,7 +153,12 @@ class Footprint:
         def fixed(limits: Limits) -> int:
             return self.parts(limits).total - limits.num_pages * page - limits.num_slots * slot
 
-        return Costs(weights=self.model.weights, page=page, slot=slot, fixed=fixed)
+        return Costs(weights=self.model.weights, page=page, slot=slot, fixed=fixed, steps=self._told)
+
+    def _told(self, limits: Limits) -> str:
+        steps = self.steps(limits)
+        taken = format_bytes(steps.activations + steps.graphs)
+        return "" if steps is UNMEASURED else f", of which {taken} for steps to work in ({steps.known})"
 
     def _tables(self, limits: Limits) -> int:
         pools = held_bytes(KVPool({}, limits, META), StatePool({}, limits, META))

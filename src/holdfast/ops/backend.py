@@ -94,10 +94,17 @@ class Ops:
         return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
 
     def add_rms_norm(
-        self, x: Tensor, added: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False
+        self,
+        x: Tensor,
+        added: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        zero_centred: bool = False,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum, and its norm."""
-        x = x + added
+        """The sum, in `out` if that is given, and its norm."""
+        x = torch.add(x, added, out=out)
         return x, self.rms_norm(x, weight, eps, zero_centred=zero_centred)
 
     def gated_rms_norm(
@@ -216,6 +223,10 @@ class Ops:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
+
+    def keep_inputs(self, x: Tensor, pool: ConvState, step: StateStep) -> None:
+        """What `causal_conv` keeps of a step of windows, without convolving anything."""
+        causal_conv.keep(x, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep

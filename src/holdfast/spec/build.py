@@ -113,10 +113,10 @@ def _dflash(config: SpeculativeConfig, *, remembers: bool) -> DrafterPlan:
     own = dflash.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
-        head, contexts = own.build(build, model, depth=depth), None
+        head, known = own.build(build, model, depth=depth), None
         if remembers:
-            contexts = Previous(build, "contexts", head.hidden, longer=PATIENCE)
-        return DFlash(depth, head, model, own.layer_ids, own.mask_token, contexts)
+            known = Previous(build, "known", head.known_width, longer=PATIENCE)
+        return DFlash(depth, head, model, own.layer_ids, own.mask_token, known)
 
     return DrafterPlan(lay_out, (Files(directory, own.rename),))
 

@@ -25,11 +25,11 @@ class DFlash(Drafter):
         model: CausalLM,
         reads: tuple[int, ...],
         mask_token: int,
-        contexts: Previous | None = None,
+        known: Previous | None = None,
     ) -> None:
-        """contexts: to be remembered in, where there are steps without drafts"""
+        """known: what is remembered, where there are steps without drafts"""
         super().__init__(depth)
-        self.contexts, self.patience = contexts, PATIENCE if contexts else 0
+        self.known, self.patience = known, PATIENCE if known else 0
         self.head, self.reads, self.mask_token = head, reads, mask_token
         self._embed, self._logits = model.embed.forward, model.logits  # the model's own
         self.name_layers()
@@ -39,15 +39,15 @@ class DFlash(Drafter):
         return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
-        self.head.keep(self.head.context(features.layers), batch)
+        self.head.keep(self.head.context(features.layers.flatten(1)), batch)
 
     def remember(self, batch: Batch, features: Features) -> None:
-        assert self.contexts is not None
-        self.contexts.keep(self.head.context(features.layers), batch)
+        assert self.known is not None
+        self.known.keep(features.layers.flatten(1), batch)
 
     def catch_up(self, batch: Batch) -> None:
-        assert self.contexts is not None
-        self.head.keep(self.contexts.kept(batch, back=0), batch)
+        assert self.known is not None
+        self.head.keep(self.head.context(self.known.kept(batch, back=0)), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         last = step.last[:, None]

@@ -33,11 +33,11 @@ class Features:
     """What the model made of the tokens of a step.
 
     hidden  [tokens, hidden]  as its head reads them
-    layers  [tokens, hidden]  as each of the layers left them that the drafter reads
+    layers  [tokens, layers, hidden]  as each of the layers left them that the drafter reads
     """
 
     hidden: Tensor
-    layers: tuple[Tensor, ...] = ()
+    layers: Tensor
 
 
 @dataclass(frozen=True)

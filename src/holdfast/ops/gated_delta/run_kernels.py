@@ -22,12 +22,7 @@ from .kernels import with_entries
 
 
 @triton.jit
-def _product(a, b):
-    return tl.dot(a, b, input_precision="tf32x3")
-
-
-@triton.jit
-def _inverse(system):
+def _inverse(system, PRECISION: tl.constexpr):
     """(1 + system)^-1 of a strictly lower triangular [64, 64].
 
     Diagonal blocks of 8 by powers, of which the eighth is zero; then of 16, 32 and 64, each from those of half its
@@ -36,13 +31,15 @@ def _inverse(system):
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     one = tl.where(rows == columns, 1.0, 0.0)
     near = tl.where(rows // 8 == columns // 8, system, 0.0)
-    square = _product(near, near)
-    inverse = _product(one - near, one + square)
-    inverse += _product(inverse, _product(square, square))
+    square = tl.dot(near, near, input_precision=PRECISION)
+    inverse = tl.dot(one - near, one + square, input_precision=PRECISION)
+    fourth = tl.dot(square, square, input_precision=PRECISION)
+    inverse += tl.dot(inverse, fourth, input_precision=PRECISION)
     for half in tl.static_range(3):
         size = 16 << half
         below = (rows // size == columns // size) & (rows // (size // 2) != columns // (size // 2))
-        inverse -= _product(_product(inverse, tl.where(below, system, 0.0)), inverse)
+        left = tl.dot(inverse, tl.where(below, system, 0.0), input_precision=PRECISION)
+        inverse -= tl.dot(left, inverse, input_precision=PRECISION)
     return inverse
 
 
@@ -73,7 +70,7 @@ def prepare(
     decay = tl.exp(tl.cumsum(gate, 0))
     mine = segment.to(tl.int64) * HV + value_head
     keys = tl.dot(key, key.trans(1, 0), input_precision="tf32x3")
-    inverse = _inverse(tl.where(later, strength[:, None] * between * keys, 0.0))
+    inverse = _inverse(tl.where(later, strength[:, None] * between * keys, 0.0), PRECISION)
     dots = tl.dot(query, key.trans(1, 0), input_precision="tf32x3")
     scores = tl.where(nodes[:, None] >= nodes[None, :], scale * between * dots, 0.0)
     tl.store(scores_out + (mine * 64 + nodes[:, None]) * 64 + nodes[None, :], scores)

@@ -15,8 +15,8 @@ from ..step import StateStep
 from . import run_kernels as kernels
 from .triton import scales_of
 
-VALUES = 32
-"""Value channels of a program that goes along a run."""
+VALUES = {"tf32": 64, "tf32x3": 32}
+"""Value channels of a program that goes along a run, by what its products are made in."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def runs(
     u = torch.empty(bound, value_heads, CHUNK, value_dim, device=device)
     scores = torch.empty(bound, value_heads, CHUNK, CHUNK, device=device)
     precision = "tf32x3" if qk.dtype == torch.float32 else "tf32"
+    values = VALUES[precision]
     shape: dict[str, Any] = {"H": heads, "GROUP": value_heads // heads, "K": key_dim}
     kernels.prepare[(bound, value_heads)](
         qk, v, log_g, beta, w, u, scores, segments.token, segments.size, v.stride(0), scale,
@@ -85,12 +86,12 @@ def runs(
     cursors = (step.rows, step.counts, step.offsets, step.position)
     places = max(16, triton.next_power_of_2(step.grid))
     journal = {"JP": places, "CAP": pool.capacity}
-    kernels.scan[(triton.cdiv(value_dim, VALUES), value_heads, count)](
+    kernels.scan[(triton.cdiv(value_dim, values), value_heads, count)](
         qk, out, pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"], log_g,
         w, u, scores, segments.first, segments.count, step.num_windows,
         *cursors, step.base, step.end_base, step.read_slot, step.write_slot,
         step.export_table, len(step.exports), scale,
-        **shape, V=value_dim, BV=VALUES, J=step.grid, **journal, PRECISION=precision, num_warps=4,
+        **shape, V=value_dim, BV=values, J=step.grid, **journal, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     kernels.tail[(heads, count)](
         qk, log_g, pool.journal["k"], pool.journal["log_g"], step.num_windows,

@@ -20,7 +20,8 @@ def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr)
 
 @triton.jit
 def rms_norm(
-    x, added, weight, summed, out, x_stride, x_head, added_stride, added_head, rows, heads, size, eps,
+    x, added, weight, summed, out, x_stride, x_head, added_stride, added_head, summed_stride, summed_head,
+    rows, heads, size, eps,
     ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x, added, summed, out [tokens, heads, size], `rows` (token, head) pairs in all; a program takes ROWS of them.
@@ -38,7 +39,7 @@ def rms_norm(
         there = added + token * added_stride + head * added_head + columns[None, :]
         more = tl.load(there, mask=inside, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(summed.dtype.element_ty)
-        tl.store(summed + dense, value, mask=inside)
+        tl.store(summed + token * summed_stride + head * summed_head + columns[None, :], value, mask=inside)
     result = _normed(value.to(tl.float32), scale, size, eps, weight.dtype.element_ty, ZERO_CENTRED)
     tl.store(out + dense, result.to(out.dtype.element_ty), mask=inside)
 

@@ -53,8 +53,9 @@ export function showPlan(plan, metrics) {
       name: "Activations",
       size: sizes.activations,
       color: "activations",
-      told: `${count(limits.max_num_batched_tokens)} tokens a step, an estimate`,
+      told: `${count(limits.max_num_batched_tokens)} tokens a step, ${plan.steps}`,
     },
+    { name: "Graphs", size: sizes.graphs, color: "graphs", told: `recorded steps, ${plan.steps}` },
     { name: "Sanitizer", size: sizes.sanitizer, color: "sanitizer", told: plan.options.sanitizer },
   ].filter((part) => part.size > 0);
   bar(
