@@ -54,8 +54,7 @@ class DFlash(Drafter):
         block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
         hidden = self.head(self._embed(block.flatten()), step.window(block, all_seeing(block)))
         masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
-        logits = self._logits(masks).unflatten(0, (-1, step.depth))
-        return all_meant([step.choose(logits[:, i], i + 1) for i in range(step.depth)])
+        return all_meant(step.choose(self._logits(masks).unflatten(0, (-1, step.depth)), 1))
 
 
 def all_seeing(block: Tensor) -> Tree:
