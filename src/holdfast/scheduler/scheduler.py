@@ -146,7 +146,9 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, which the caller must launch; None if nothing can run until a step is collected."""
         plan = PlanBuilder(
-            self.counters.steps + 1, self._limits.max_num_batched_tokens, propose=self._depth.decide()
+            self.counters.steps + 1,
+            self._limits.max_num_batched_tokens,
+            propose=self._depth.decide(running=bool(self._running)),
         )
         folding = self._fold_ended(plan)
         self._continue_running(plan)
