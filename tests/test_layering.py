@@ -23,7 +23,8 @@ SPEC = MODELS | {"spec"}
 DEVICE = SPEC | {"grammar", "executor"}
 BLUEPRINT = DEVICE | {"cpu_isa", "blueprint"}
 INTAKE = SHARED | {"text", "prompts", "answer", "defaults", "intake"}
-ENGINE = HOST | BLUEPRINT | INTAKE | {"hub", "engine"}
+START = BLUEPRINT | {"start"}
+ENGINE = HOST | START | INTAKE | {"hub", "engine"}
 SERVER = HOST | INTAKE | {"hub", "version", "server"}
 SURFACE = ENGINE | SERVER | {"service", "llm", "async_engine", "bench"}
 SURFACE |= {"builtin", "verify", "eval", "cli", "__init__"}
@@ -53,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"builtin"},
     # above them
     "blueprint": BLUEPRINT,
+    "start": START,
     "engine": ENGINE,
     "answer": SHARED | {"text", "answer"},
     "defaults": SHARED,

@@ -21,8 +21,9 @@ logging.getLogger("holdfast").setLevel(logging.INFO)
 marks, kernels = [("python", time.time())], []
 import torch, triton
 marks.append(("torch and triton", time.time()))
-from holdfast import LLM, SamplingParams, engine
+from holdfast import LLM, SamplingParams, start
 from holdfast.blueprint import Blueprint
+from holdfast.engine import Engine
 from holdfast.executor.runner import Runner
 from holdfast.ops.triton_backend import TritonOps
 marks.append(("holdfast", time.time()))
@@ -48,8 +49,8 @@ marked(Blueprint, "__init__", "model described")
 marked(Blueprint, "build", "weights")
 marked(Runner, "__init__", "pools")
 marked(TritonOps, "compile_ahead", "compiling ahead")
-marked(engine, "profile", "profile")
-marked(engine.Engine, "__init__", "recording")
+marked(start, "profile", "profile")
+marked(Engine, "__init__", "recording")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 llm.generate([list(range(100, 612))], SamplingParams(max_tokens=1, ignore_eos=True), progress=False)
 marks.append(("first token", time.time()))

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from .blueprint import Blueprint
 from .cache import CacheManager
-from .config import ConfigError, EngineConfig, Limits
+from .config import EngineConfig, Limits
 from .executor.inputs import uniform_shapes
-from .executor.profile import profile, smallest_pools
 from .executor.readback import InFlight
 from .executor.runner import Runner
 from .grammar import GrammarError, Grammars
 from .memory.capacity import CapacityPlan
-from .memory.gpu import GpuMemory
-from .memory.sizing import UNMEASURED
 from .models.base import CausalLM
 from .plan import StepResult
 from .request import ConstraintStats, FinishReason, Rejected, Request
 from .scheduler import Scheduler
 from .scheduler.depth import make_depth
 from .spec.ensemble import Ensemble
-from .units import format_bytes
+from .start import prepare
 
 logger = logging.getLogger("holdfast")
 
@@ -124,26 +119,6 @@ class Engine:
         return self.scheduler.collect(result)
 
 
-@contextmanager
-def _shortage_explained(capacity: CapacityPlan) -> Iterator[None]:
-    """The plan went by what was free when it was made."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        device, total = capacity.config.device, format_bytes(capacity.parts.total)
-        told = (
-            f"{device} has run out of memory, though {total} were planned to fit: somebody else may have taken what "
-            f"was free, or what steps take ({capacity.steps}) is more. Ask for less than memory='{total}', or lower "
-            "max_num_batched_tokens or max_num_seqs."
-        )
-        if capacity.steps == UNMEASURED.known:
-            told = (
-                f"{device} has run out of memory while it was measured what steps take beside the weights. Lower "
-                "max_num_batched_tokens, max_num_seqs or max_model_len."
-            )
-        raise ConfigError(f"{told}\n{capacity.render()}\n{error}") from error
-
-
 def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM | None = None) -> Engine:
     """A model directory, as the hub stores it, ready to serve. `weights_of` spares loading it again."""
     blueprint = Blueprint(directory, config)
@@ -161,62 +136,8 @@ def build_engine(directory: Path, config: EngineConfig, *, weights_of: CausalLM 
             grammars=grammars,
         )
 
-    prepare = _measured if blueprint.measures else _estimated
     capacity, runner = prepare(blueprint, weights_of, make_runner)
     cache = CacheManager(capacity.limits, prefix_reuse=config.enable_prefix_caching)
     depth = make_depth(config.speculative_config, ragged=not runner.shapes)
     scheduler = Scheduler(capacity.limits, cache, depth=depth)
     return Engine(runner, scheduler, overlap=config.overlap, capacity=capacity, grammars=grammars)
-
-
-MakeRunner = Callable[[Ensemble, Limits], Runner]
-
-
-def _estimated(
-    blueprint: Blueprint, weights_of: CausalLM | None, make_runner: MakeRunner
-) -> tuple[CapacityPlan, Runner]:
-    """A plan, and a runner that follows it."""
-    capacity = blueprint.capacity
-    _tell(capacity)
-    with _shortage_explained(capacity):
-        runner = make_runner(blueprint.build(weights_of), capacity.limits)
-        if not capacity.config.eager:
-            runner.compile_ahead()
-            runner.record()
-    return capacity, runner
-
-
-def _measured(
-    blueprint: Blueprint, weights_of: CausalLM | None, make_runner: MakeRunner
-) -> tuple[CapacityPlan, Runner]:
-    """The same on a device that steps were tried on before its memory was divided."""
-    at_most = blueprint.at_most
-    blueprint.check_device()
-    memory = GpuMemory(torch.device(at_most.config.device))
-    with _shortage_explained(at_most):
-        ensemble = blueprint.build(weights_of)
-        smallest = make_runner(ensemble, smallest_pools(at_most.limits))
-        steps = profile(smallest, memory, records=blueprint.records)
-        del smallest  # its pools make room for the real ones
-        memory.settle()
-    capacity = blueprint.measured(steps, memory.available)
-    _tell(capacity)
-    with _shortage_explained(capacity):
-        runner = make_runner(ensemble, capacity.limits)
-        before = memory.settle()
-        if blueprint.records:
-            runner.record()
-        recorded = memory.settle() - before
-        runner.exert()
-    told = format_bytes(recorded), format_bytes(steps.graphs), format_bytes(memory.free)
-    if recorded > steps.graphs:
-        logger.warning("recorded steps took %s, though %s were planned; %s are left", *told)
-    else:
-        logger.info("recorded steps took %s of the %s planned; %s are left", *told)
-    return capacity, runner
-
-
-def _tell(capacity: CapacityPlan) -> None:
-    logger.info("%s", capacity.render())
-    for note in capacity.notes:
-        logger.warning("%s", note)

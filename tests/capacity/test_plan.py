@@ -202,18 +202,35 @@ def test_recorded_steps_are_planned_for(tmp_path: Path) -> None:
     assert "graphs" in recorded.render() and "graphs" not in eager.render()
 
 
-def test_memory_that_runs_out_at_start_is_explained(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2.00 GiB"),
+    ],
+)
+def test_memory_that_runs_out_at_start_is_explained(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
     def short(*args: Any, **options: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise error
 
     monkeypatch.setattr(engine, "Runner", short)
     with pytest.raises(ConfigError, match="lower max_num_batched_tokens or max_num_seqs") as refused:
         LLM(hybrid, load_format="dummy", memory="64MiB")
     told = str(refused.value)
     assert (
-        plan(hybrid, memory="64MiB").render().splitlines()[-2] in told
-        and "Tried to allocate 2.00 GiB" in told
+        plan(hybrid, memory="64MiB").render().splitlines()[-2] in told and "ried to allocate 2.00 GiB" in told
     )
+
+
+def test_other_errors_at_start_stay_what_they_are(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(engine, "Runner", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        LLM(hybrid, load_format="dummy", memory="64MiB")
 
 
 def test_the_weights_are_not_read_to_find_that_memory_is_short(hybrid: Path) -> None:

@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.executor.fake_graphs import FakeGraph, fake_graphs
 
-from holdfast import LLM, SamplingParams, engine
+from holdfast import LLM, SamplingParams, start
 from holdfast.blueprint import Blueprint
 from holdfast.config import ConfigError, EngineConfig, Limits
-from holdfast.engine import build_engine
+from holdfast.engine import Engine, build_engine
 from holdfast.executor.inputs import Shape, uniform_shapes
 from holdfast.executor.largest import largest_steps
 from holdfast.executor.profile import SEGMENTS, profile, smallest_pools
+from holdfast.executor.readback import InFlight
 from holdfast.executor.runner import Runner
 from holdfast.memory.sizing import StepBytes
+from holdfast.plan import StepPlan
 from holdfast.request import Request
 
 from .shapes import EVERY, LFM2, TINY, published, write
@@ -156,6 +158,23 @@ def test_whoever_comes_later_finds_nothing_of_it(tmp_path: Path, model: str, opt
         ]
 
 
+def test_no_more_than_two_steps_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's inputs go through the memory of the one before the last, which must have arrived."""
+    runner = LLM(write(tmp_path / "model", LFM2), load_format="dummy", max_num_seqs=2)._engine.runner
+    launch, told = runner.launch, list[str]()
+
+    def launched(plan: StepPlan) -> InFlight:
+        told.append(f"launch {plan.step}")
+        step = launch(plan)
+        wait = step.report.wait
+        monkeypatch.setattr(step.report, "wait", lambda: (told.append(f"wait {plan.step}"), wait())[1])
+        return step
+
+    monkeypatch.setattr(runner, "launch", launched)
+    runner.exert()
+    assert told == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1", "wait 2"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, not interpreted")
 def test_what_was_tried_on_is_gone_at_once(tmp_path: Path, fake_graphs: list[FakeGraph]) -> None:
     """Its pools must make room for the real ones, and nobody collects garbage in between."""
@@ -241,24 +260,25 @@ def test_more_than_the_device_has_is_refused(qwen: Path) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., engine.Engine]:
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """Of an engine that takes this machine for a device that can be asked."""
     monkeypatch.setattr(Blueprint, "measures", True)
-    monkeypatch.setattr(engine, "GpuMemory", MadeUp)
+    monkeypatch.setattr(start, "GpuMemory", MadeUp)
     directory = write(tmp_path / "model", TINY["qwen3_5"])
 
-    def build(**options: Any) -> engine.Engine:
+    def build(**options: Any) -> Engine:
         return build_engine(directory, EngineConfig(load_format="dummy", memory="64MiB", **options))
 
     return build
 
 
 def test_pools_are_sized_by_what_was_measured(
-    start: Callable[..., engine.Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begin: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
+    monkeypatch.setattr(start, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
+    monkeypatch.setattr(Blueprint, "records", True)
     with caplog.at_level(logging.INFO, logger="holdfast"):
-        built = start(max_num_seqs=4)
+        built = begin(max_num_seqs=4)
     assert (built.capacity.parts.activations, built.capacity.parts.graphs) == (9 * MIB, 2 * MIB)
     assert built.runner.kv.nbytes == built.capacity.parts.kv
     assert [record.message for record in caplog.records] == [
@@ -271,14 +291,14 @@ def test_pools_are_sized_by_what_was_measured(
 
 
 def test_recordings_that_take_more_than_planned_are_told(
-    start: Callable[..., engine.Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begin: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = MadeUp()
-    monkeypatch.setattr(engine, "GpuMemory", lambda device: memory)
-    monkeypatch.setattr(engine, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
+    monkeypatch.setattr(start, "GpuMemory", lambda device: memory)
+    monkeypatch.setattr(start, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
     monkeypatch.setattr(Blueprint, "records", True)
     monkeypatch.setattr(Runner, "record", lambda runner: memory.take(3 * MIB, kept=3 * MIB))
-    start(max_num_seqs=4)
+    begin(max_num_seqs=4)
     assert caplog.messages == [
         "recorded steps took 3.00 MiB, though 2.00 MiB were planned; 8.00 GiB are left"
     ]
@@ -289,21 +309,21 @@ def short(*args: object, **options: object) -> None:
 
 
 def test_memory_that_runs_out_while_steps_are_tried_is_explained(
-    start: Callable[..., engine.Engine], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Runner, "exert", short)
     with pytest.raises(ConfigError, match="while it was measured what steps take") as refused:
-        start()
+        begin()
     told = str(refused.value)
     assert "Lower max_num_batched_tokens, max_num_seqs or max_model_len" in told
     assert "weights" in told and "not measured yet" in told and "Tried to allocate 2.00 GiB" in told
 
 
 def test_memory_that_runs_out_after_that_is_explained_by_the_measured_plan(
-    start: Callable[..., engine.Engine], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
+    monkeypatch.setattr(start, "profile", lambda *args, **options: StepBytes(9 * MIB, 2 * MIB))
     monkeypatch.setattr(Runner, "exert", short)
     with pytest.raises(ConfigError, match="were planned to fit: somebody else may have taken") as refused:
-        start()
+        begin()
     assert "9.00 MiB  measured, 2,048 tokens a step" in str(refused.value)

@@ -83,7 +83,8 @@ class VerifiedStep:
 
     def window(self, tokens: Tensor, tree: Tree | None = None) -> Batch:
         """Several [N, T], from where each lane stands. `tree` says which of them see which."""
-        step = self.state.look_ahead(rows=self.rows, tokens=tokens.shape[1], tree=tree)
+        uniform = self.here.uniform
+        step = self.state.look_ahead(rows=self.rows, tokens=tokens.shape[1], tree=tree, uniform=uniform)
         return self._batch(tokens.flatten(), step)
 
     def _batch(self, tokens: Tensor, step: StateStep) -> Batch:
