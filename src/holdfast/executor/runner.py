@@ -114,9 +114,10 @@ class Runner:
     @torch.inference_mode()
     def exert(self) -> None:
         """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
-        in_flight = [self.launch(plan) for plan in largest_steps(self._limits, max(self.depths))]
-        for step in in_flight:  # held until all are launched, as steps are that overlap
-            step.report.wait()
+        for plan in largest_steps(self._limits, max(self.depths)):
+            self.launch(
+                plan
+            ).report.wait()  # the host's buffers are for two steps in flight, and the next is anybody's
 
     def _rehearse(self) -> None:
         """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels
