@@ -7,7 +7,8 @@
 start         from process start to the first token, no compiled kernels at hand
 vllm          the peer's decode and prefill, as below; it lies unpacked in the directory that --vllm names
 transformers  the same by `generate`, with one request and with sixteen
-decode        steady decode and prefill, prompts of 512 tokens, 128 out, greedy; medians over --reps. The first 32
+decode        steady decode and prefill, prompts of 512 tokens, 128 out, greedy; medians over --reps of the time from
+              step to step while all requests decode, as of vllm and transformers. The first 32
               tokens of the timed runs are compared with an engine that records nothing. The floor is what the
               bytes of weights, state and KV take at the rate at which this GPU copies, or the operations at that of
               its products, if longer
@@ -106,7 +107,7 @@ def rows(part: str, args: argparse.Namespace, rates: tuple[float, float]) -> Ite
         yield journal.measure(args.reps)
         return
     if part == "stamps":
-        yield stamps.measure("qwen3.5-4b", min(args.reps, 3))
+        yield stamps.measure("qwen3.5-4b", max(args.reps, 5))
         return
     for number, name in enumerate(args.models):
         if part == "decode":

@@ -152,11 +152,13 @@ class NoDevice(Runner):
         position = self._position[rows] + lanes.counts.numpy()
         self._position[rows] = position
         size, each = len(rows), len(choices.drafts.lane)
-        report = np.zeros(4 * size + 2 * each + len(choices.after), dtype=np.int64)
+        chosen = slice(4 * size + 2 * each, 4 * size + 2 * each + len(choices.after))
+        found = len(self.sanitizer.recorded.found) if self.sanitizer else 0
+        report = np.zeros(chosen.stop + found, dtype=np.int64)
         report[:size], report[size : 2 * size] = position, position - position % self.state.grid
-        report[4 * size + 2 * each :] = 100
+        report[chosen] = 100
         told = torch.from_numpy(report)
-        return Ended(Chosen(told[4 * size + 2 * each :], None, {}), told)
+        return Ended(Chosen(told[chosen], None, {}), told)
 
 
 @contextmanager
@@ -176,13 +178,13 @@ def engine_without_device() -> Iterator[None]:
 
 
 @contextmanager
-def serving(device: str, lanes: int, *, reuse: bool) -> Iterator[LLM]:
+def serving(device: str, lanes: int, *, reuse: bool, sanitizer: str) -> Iterator[LLM]:
     config, others = (
         (MODELS["lfm2-1.2b"], {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
     )
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
-        asked = options(lanes, max_model_len=1024, enable_prefix_caching=reuse, **others)
+        asked = options(lanes, max_model_len=1024, enable_prefix_caching=reuse, sanitizer=sanitizer, **others)
         if device == "cuda":
             yield LLM(directory, **asked)
         else:
@@ -250,12 +252,13 @@ def main() -> None:
     asks.add_argument("--reps", type=int, default=3)
     asks.add_argument("--device", choices=("none", "cuda"), default="none")
     asks.add_argument("--reuse", action="store_true", help="with prefix caching")
+    asks.add_argument("--sanitizer", choices=("off", "stamps"), default="off")
     asks.add_argument("--served", action="store_true", help="as in the server, which streams every token")
     asks.add_argument("--profile", action="store_true", help="functions instead of parts")
     asked = asks.parse_args()
     asked.clock = time.perf_counter if asked.device == "cuda" else time.process_time
     torch.set_num_threads(1)
-    with serving(asked.device, max(asked.batches), reuse=asked.reuse) as llm:
+    with serving(asked.device, max(asked.batches), reuse=asked.reuse, sanitizer=asked.sanitizer) as llm:
         for batch in asked.batches:
             measure(llm, batch, asked)
             if asked.profile:

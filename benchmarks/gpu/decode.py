@@ -23,10 +23,10 @@ def measure(
     with serving(name, max(batches), max_model_len=1024) as llm:
         for batch in batches:
 
-            def run(given: list[list[int]], tokens: int, batch: int = batch) -> float:
-                seconds, told = timed(llm, given, tokens)
+            def run(given: list[list[int]], tokens: int, batch: int = batch) -> timing.Moments:
+                moments, told = timed(llm, given, tokens)
                 answers[batch] = given, told  # the last run's are kept
-                return seconds
+                return moments
 
             row = timing.steady(name, batch, reps, run)
             least = floor(llm, name, batch, PROMPT + 3 * OUT // 4, *rates)

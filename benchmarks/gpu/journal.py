@@ -4,6 +4,7 @@ One has a line at every token (`fold_every=1`): then the state is rewritten for 
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from . import in_turn
@@ -18,14 +19,14 @@ WAYS = {
 
 def measure(reps: int) -> dict[str, Any]:
     found = in_turn.measure(MODEL, BATCH, reps, WAYS, prompt=PROMPT, out=OUT)
-    journal, rewritten = (found.steps_ms[way] for way in WAYS)
+    journal, rewritten = found.medians
     return {
         "model": MODEL,
         "batch": BATCH,
         "journal_ms": journal,
         "rewritten_ms": rewritten,
-        "ratio": rewritten / journal,
-        "ranges_ms": found.ranges_ms,
+        "ratio": statistics.median(found.ratios),
+        "ranges_ms": found.ranges,
         "begin_alike": sum(a[:CHECKED] == b[:CHECKED] for a, b in zip(*found.answers[-1], strict=True)),
     }
 

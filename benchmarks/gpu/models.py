@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from holdfast import LLM, SamplingParams
 
 from .shapes import MODELS, folder
+from .timing import Moments, noted
 
 
 def options(lanes: int, **others: Any) -> dict[str, Any]:
@@ -48,10 +48,11 @@ def give_back() -> None:
     torch.cuda.empty_cache()
 
 
-def timed(llm: LLM, given: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
-    begun = time.perf_counter()
-    outputs = llm.generate(given, SamplingParams(max_tokens=tokens, ignore_eos=True), progress=False)
-    return time.perf_counter() - begun, [list(o.token_ids) for o in outputs]
+def timed(llm: LLM, given: list[list[int]], tokens: int) -> tuple[Moments, list[list[int]]]:
+    """And the answers."""
+    with noted(llm._service) as moments:
+        outputs = llm.generate(given, SamplingParams(max_tokens=tokens, ignore_eos=True), progress=False)
+    return moments, [list(o.token_ids) for o in outputs]
 
 
 def rates() -> tuple[float, float]:

@@ -167,6 +167,18 @@ def vllm_line(row: dict[str, Any]) -> str:
     )
 
 
+class Told:
+    """Is told of the prompts when `generate` begins, and then of each step's tokens, which it waits for."""
+
+    def __init__(self) -> None:
+        self.moments: timing.Moments = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.moments.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
 def transformers(name: str, batches: list[int], reps: int) -> Iterator[dict[str, Any]]:
     import transformers as library
 
@@ -175,9 +187,8 @@ def transformers(name: str, batches: list[int], reps: int) -> Iterator[dict[str,
         model = library.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
 
-    def run(given: list[list[int]], tokens: int) -> float:
-        prompts = torch.tensor(given, device="cuda")
-        begun = time.perf_counter()
+    def run(given: list[list[int]], tokens: int) -> timing.Moments:
+        prompts, told = torch.tensor(given, device="cuda"), Told()
         model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -185,9 +196,9 @@ def transformers(name: str, batches: list[int], reps: int) -> Iterator[dict[str,
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             pad_token_id=0,
+            streamer=told,
         )
-        torch.cuda.synchronize()
-        return time.perf_counter() - begun
+        return told.moments
 
     for batch in batches:
         yield timing.steady(name, batch, reps, run, out=FEW_OUT) | {"version": library.__version__}

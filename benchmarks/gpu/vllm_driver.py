@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from .timing import steady
+from .timing import Moments, noted, steady
 
 MARK = "@driver "
 KV_BYTES = 24 << 30
@@ -55,14 +55,13 @@ def main(name: str, directory: str, most: int, batches: list[int]) -> None:
         async_scheduling=settings.scheduler_config.async_scheduling,
     )
 
-    def run(given: list[list[int]], tokens: int) -> float:
+    def run(given: list[list[int]], tokens: int) -> Moments:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         asked = [{"prompt_token_ids": prompt} for prompt in given]
-        begun = time.perf_counter()
-        outputs = llm.generate(asked, params, use_tqdm=False)
-        seconds = time.perf_counter() - begun
+        with noted(llm.llm_engine) as moments:
+            outputs = llm.generate(asked, params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == tokens for output in outputs)
-        return seconds
+        return moments
 
     for line in sys.stdin:
         asked = json.loads(line)

@@ -10,8 +10,9 @@ import torch
 from tests.random_model import random_model
 
 from holdfast import LLM
-from holdfast.executor.inputs import Buffer, Inputs, Lanes, Shape, uniform_shapes
+from holdfast.executor.inputs import Inputs, Lanes, Shape, uniform_shapes
 from holdfast.ids import Row, Slot
+from holdfast.ops.transfer import Buffer
 from holdfast.plan import NO_CHOICE, Grant, RowWork, StepPlan, Window
 
 FOUR_DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}

@@ -78,6 +78,22 @@ def test_plain(width: int, biased: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [2, 4])
+def test_windows_keep_what_they_would_if_they_were_convolved(width: int) -> None:
+    """By the reference as well."""
+    channels, windows = 300, LANES[:5]
+    step = make_step(windows, write_slots=FOLD_TO[:5])
+    pool, other = pools(channels, width, width)
+    third = ConvState(other.saved.clone(), other.ring.clone())
+    x = torch.randn(int(step.offsets[-1]), channels, generator=seeded(1))
+    reference.causal_conv(x, torch.ones(channels, width), None, pool, step)
+    reference.keep(x.to(DEVICE), third, on_device(step))
+    twin.keep(x.to(DEVICE), other, on_device(step))
+    for kept in (other, third):
+        agree(kept.saved, pool.saved)
+        agree(kept.ring, pool.ring)
+
+
+@pytest.mark.parametrize("width", [2, 4])
 def test_in_a_tree_a_node_sees_its_ancestors_only(width: int) -> None:
     channels = 5
     step = make_step(LANES, write_slots=FOLD_TO, exports=EXPORTS, tree=random_tree(LANES, width))

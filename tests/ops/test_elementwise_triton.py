@@ -68,6 +68,18 @@ def test_rms_norm_of_a_sum() -> None:
     assert torch.equal(x, before)
 
 
+def test_a_sum_may_have_its_place_among_others() -> None:
+    x, added, weight = noise(6, 40, seed=1), noise(6, 40, seed=3), noise(40, seed=2)
+    places = torch.full((6, 3, 40), torch.nan, device=x.device)
+    summed, out = norm.rms_norm(x, weight, EPS, added=added, summed=places[:, 1])
+    assert summed.data_ptr() == places[:, 1].data_ptr() and places[:, 0::2].isnan().all()
+    close(places[:, 1], x + added)
+    close(out, reference.rms_norm(x + added, weight, EPS))
+    norm.rms_norm(x, weight, EPS, out=places[:, 2])
+    close(places[:, 2], reference.rms_norm(x, weight, EPS))
+    assert places[:, 0].isnan().all()
+
+
 def test_a_wide_residual_stream_keeps_its_dtype() -> None:
     x, added, weight = noise(3, 16, seed=1), noise(3, 16, seed=3).half(), noise(16, seed=2).half()
     summed, out = norm.rms_norm(x, weight, EPS, added=added)

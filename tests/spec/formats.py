@@ -211,7 +211,7 @@ class Plain:
         """Greedy; fewer if rounding could decide about one."""
         raise NotImplementedError
 
-    def features(self, text: list[int], layers: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def features(self, text: list[int], layers: list[int]) -> tuple[Tensor, Tensor]:
         return self.model.features(fresh_batch(Ensemble(self.model), text), layers)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ class PlainEagleMulti:
 class PlainEagle3(PlainEagle):
     def known(self, text: list[int]) -> Tensor:
         ids = self.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        return self.linear("fc", torch.cat(self.features(text, ids)[1], -1))
+        return self.linear("fc", self.features(text, ids)[1].flatten(1))
 
     def step(self, embedding: Tensor, previous: Tensor, causal: Callable[[str, Tensor], Tensor]) -> Tensor:
         embedding = self.norm("midlayer.input_layernorm", embedding)
@@ -367,7 +367,7 @@ class PlainDFlash(Plain):
     def drafts(self, text: list[int], depth: int) -> list[int]:
         own, before = self.config["dflash_config"], len(text) - 1
         layers = self.features(text[:-1], own["target_layer_ids"])[1]
-        context = self.norm("hidden_norm", self.linear("fc", torch.cat(layers, -1)))
+        context = self.norm("hidden_norm", self.linear("fc", layers.flatten(1)))
         x = self.model.embed(torch.tensor([text[-1], *[own["mask_token_id"]] * depth]))
         everything = torch.arange(before + len(x))
         for number in range(self.config["num_hidden_layers"]):

@@ -72,8 +72,9 @@ class Table(nn.Module):
         super().__init__()
         self.embed = OneHot()
 
-    def features(self, batch: Any, layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.embed(batch.tokens), ()
+    def features(self, batch: Any, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        hidden = self.embed(batch.tokens)
+        return hidden, hidden[:, None, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ LOGITS
@@ -92,7 +93,7 @@ class Chain(Drafter):
         for by in range(step.depth):
             token = step.choose(GUESSES[token], by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 class Branches(Drafter):

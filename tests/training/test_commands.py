@@ -64,7 +64,18 @@ def test_a_run_is_continued_and_served(data: Path, tmp_path: Path) -> None:
     steps = [line["step"] for line in log if "step" in line]
     assert steps == sorted(steps) and log[-1]["final"]
 
-    options = "--minutes 0.01 --questions 2 --rounds 1 --answer-length 64 --batch 2".split()
+    options = [
+        "--minutes",
+        "0.01",
+        "--questions",
+        "2",
+        "--rounds",
+        "1",
+        "--answer-length",
+        "64",
+        "--batch",
+        "2",
+    ]
     begin = ["--target", str(second), "--data", str(data), *options]
     drafters.main([*begin, "--out", str(tmp_path / "drafters")])
     again = ["--what", "eagle3", "--minutes", "0", "--resume", str(tmp_path / "drafters"), "--seed", "1"]

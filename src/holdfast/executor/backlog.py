@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..config import Limits
 from ..ids import Row, Slot
+from ..ops.transfer import Buffer
 from ..plan import Grant, StepPlan
 from ..spec.drafter import Drafter
-from .inputs import Buffer, Lanes
+from .inputs import Lanes
 
 
 class Backlog:

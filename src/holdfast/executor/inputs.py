@@ -7,35 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Limits, max_window, run_reaches
 from ..ids import PAD_ROW
 from ..ops.acceptance.reference import Drafts
 from ..ops.step import Export
+from ..ops.transfer import Buffer, Column
 from ..plan import Grant, RowWork, StepPlan, Window
-
-
-class Buffer:
-    """A device tensor of fixed address, filled from the host. Two host copies alternate: one may still be in
-    flight while the next is written."""
-
-    def __init__(self, size: int, device: torch.device, dtype: torch.dtype = torch.int64) -> None:
-        self.device = torch.zeros(size, dtype=dtype, device=device)
-        pinned = device.type == "cuda"
-        self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
-
-    def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
-        """The first len(values) elements, in place."""
-        host = self._host[turn % 2][: len(values)]
-        host.numpy()[:] = values
-        target = self.device[: len(values)]
-        target.copy_(host, non_blocking=True)
-        return target
-
-
-Column = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -184,7 +163,7 @@ class Inputs:
         return self._lay_out(StepPlan(0, work=(work,), positions=(0,), uncertain=(0,)), None, 0, 0)
 
     def _forget(self) -> None:
-        """What lies in the buffers. Nobody reads back a step that is nobody's, so it may still be on its way there."""
+        """What lies in the buffers. It may still be on its way there: nobody waits for steps that are nobody's."""
         self._before = None
         if self._all.device.is_cuda:
             torch.cuda.synchronize(self._all.device.device)

@@ -9,9 +9,10 @@ from torch import Tensor
 from ..ids import Row
 from ..layers.batch import Batch
 from ..models.base import CausalLM
+from ..ops.transfer import Buffer
 from ..plan import RowStart
 from ..request import TokenLogprob
-from .inputs import Buffer, Lanes
+from .inputs import Lanes
 from .logprobs import Logprobs, join, score
 from .tables import RowTables
 

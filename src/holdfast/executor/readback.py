@@ -45,10 +45,11 @@ class Fetch:
         return self._host
 
 
-def report(committed: Committed, verified: Verified, chosen: Tensor) -> Tensor:
-    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, and what was chosen."""
+def report(committed: Committed, verified: Verified, chosen: Tensor, *further: Tensor) -> Tensor:
+    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, what was chosen, and
+    what others want to be told of."""
     lanes = (committed.position, committed.base, committed.used, committed.missed)
-    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen))
+    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen, *further))
 
 
 class Mark:

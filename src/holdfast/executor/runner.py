@@ -115,9 +115,8 @@ class Runner:
     def exert(self) -> None:
         """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
         for plan in largest_steps(self._limits, max(self.depths)):
-            self.launch(
-                plan
-            ).report.wait()  # the host's buffers are for two steps in flight, and the next is anybody's
+            # one after the other: the host has buffers for two steps in flight, and the next is anybody's
+            self.launch(plan).report.wait()
 
     def _rehearse(self) -> None:
         """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels
@@ -155,7 +154,7 @@ class Runner:
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
         if self.sanitizer and lanes.uniform:
-            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain)
+            self.sanitizer.recorded.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -171,7 +170,7 @@ class Runner:
                 ("draft", lanes.shape and lanes.shape.lanes, plan.propose, guessed),
                 lambda: self._draft(lanes, guessed, plan.propose),
             )
-        inspection = self._inspect(lanes, drafted, plan.step)
+        inspection = self._inspect(lanes, drafted, fetched, plan.step)
         step = InFlight(
             plan=plan,
             lanes=lanes,
@@ -233,6 +232,9 @@ class Runner:
     ) -> Ended:
         """Tokens are chosen; cursors move."""
         batch, hidden = passed.batch, passed.hidden
+        checks = self.sanitizer.recorded if self.sanitizer and lanes.uniform else None
+        if checks:
+            checks.check(passed.uses, batch.step, batch.tokens, lanes.choices.drafts)
         logits = self.model.logits(
             hidden if lanes.uniform else hidden[lanes.choices.after]
         )  # or after every one
@@ -240,11 +242,15 @@ class Runner:
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(passed, lanes, sampled, verified, committed, number)
-        return Ended(chosen, report(committed, verified, chosen.tokens))
+        return Ended(chosen, report(committed, verified, chosen.tokens, *([checks.found] if checks else [])))
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
         """What comes next is guessed."""
-        return self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
+        drafted = self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
+        if drafted is not None and self.sanitizer and lanes.uniform:
+            uses = self.sanitizer.uses()
+            self.sanitizer.recorded.settle_drafts(uses, drafted.step.here, drafted.draft.tokens)
+        return drafted
 
     def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
         """What was chosen for a lane then begins with what it gets."""
@@ -299,11 +305,10 @@ class Runner:
             return
         batch, choices = passed.batch, lanes.choices
         if lanes.uniform:
-            self.sanitizer.single_tokens.settle(
-                passed.uses,
+            self.sanitizer.recorded.settle(
                 batch.step,
-                tokens=batch.tokens,
-                tell=choices.drafts.tell,
+                drafts=choices.drafts,
+                accepted=verified.accepted,
                 chosen=sampled.tokens,
                 used=committed.used,
             )
@@ -331,14 +336,14 @@ class Runner:
             )
         )
 
-    def _inspect(self, lanes: Lanes, drafted: Drafted | None, step: int) -> Inspection | None:
+    def _inspect(self, lanes: Lanes, drafted: Drafted | None, fetched: Fetch, step: int) -> Inspection | None:
         if self.sanitizer is None:
             return None
+        if lanes.uniform:
+            found = Fetch(self.sanitizer.recorded.found) if drafted else fetched
+            return self.sanitizer.inspection(step, told=lambda: found.wait()[0])
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
-        if lanes.uniform:
-            fetched = Fetch(self.sanitizer.single_tokens.found)
-            return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ..ops.rope.reference import RotarySpec
 from .attention import Attention, AttentionShape
 from .batch import Batch, Build
 from .delta_net import DeltaNet, DeltaNetShape
-from .linear import Linear, RMSNorm
+from .linear import Linear, RMSNorm, Stream, norms_beside
 from .mlp import GatedMLP
 from .rotary import Rotary
 
@@ -45,9 +46,16 @@ class EagleHead(nn.Module):
         self.mlp_norm = RMSNorm(build, shape.hidden, shape.eps)
         self.mlp = GatedMLP(build, shape.hidden, shape.inner, bias=shape.mlp_bias)
 
-    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
-        """What the head reads beside the next token, of the model's features."""
+    known_width: int
+    """Numbers that are kept of each of the model's features."""
+
+    def known(self, hidden: Tensor, layers: Tensor) -> Tensor:
+        """What is kept of the model's features: [tokens, known_width]"""
         raise NotImplementedError
+
+    def mixed(self, known: Tensor) -> Tensor:
+        """What the head reads beside the next token, of what was kept: [tokens, hidden]"""
+        return known
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """x, and what the mixer reads."""
@@ -60,7 +68,7 @@ class EagleHead(nn.Module):
     def forward(self, embedding: Tensor, previous: Tensor, batch: Batch) -> Tensor:
         """What it reads beside the next token, if that is a guess of its own: [tokens, hidden]"""
         x, read = self.entry(embedding, previous)
-        x, normed = self.mlp_norm.of_stream((x, self.mixer(read, batch)))
+        x, normed = self.mlp_norm.of_stream(Stream(x, self.mixer(read, batch)))
         return x + self.mlp(normed)
 
     def keep(self, embedding: Tensor, previous: Tensor, batch: Batch) -> None:
@@ -76,10 +84,11 @@ class EagleOneHead(EagleHead):
     ) -> None:
         """logits: by the model's own head"""
         super().__init__(build, name, shape, inputs=shape.hidden)
+        self.known_width = shape.hidden
         self.fc = Linear(build, 2 * shape.hidden, shape.hidden, bias=bias)
         self._logits = logits
 
-    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+    def known(self, hidden: Tensor, layers: Tensor) -> Tensor:
         return hidden
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,8 +108,8 @@ class EagleThreeHead(EagleHead):
         self, build: Build, name: str, shape: EagleShape, *, layers: int, vocab: int, draft_vocab: int
     ) -> None:
         super().__init__(build, name, shape, inputs=2 * shape.hidden)
-        self.vocab = vocab
-        self.fc = Linear(build, layers * shape.hidden, shape.hidden)
+        self.vocab, self.known_width = vocab, layers * shape.hidden
+        self.fc = Linear(build, self.known_width, shape.hidden)
         self.embedding_norm, self.hidden_norm, self.norm = (
             RMSNorm(build, shape.hidden, shape.eps) for _ in range(3)
         )
@@ -108,18 +117,25 @@ class EagleThreeHead(EagleHead):
         offsets = None if draft_vocab == vocab else torch.empty(draft_vocab, dtype=torch.int64)
         self.register_buffer("d2t", offsets)
 
-    def known(self, hidden: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
-        return self.fc(torch.cat(layers, -1))
+    def known(self, hidden: Tensor, layers: Tensor) -> Tensor:
+        return layers.flatten(1)
+
+    def mixed(self, known: Tensor) -> Tensor:
+        return self.fc(known)
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        return previous, torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        return previous, norms_beside((self.embedding_norm, embedding), (self.hidden_norm, previous))
 
     def logits(self, hidden: Tensor) -> Tensor:
         found = self.lm_head(self.norm(hidden))
-        if (drafted := self.drafted()) is None:
+        if self._drafted is None:
             return found
         # in the model's own numbering, for noise goes by that
-        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, drafted, found)
+        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, self._drafted, found)
+
+    @cached_property
+    def _drafted(self) -> Tensor | None:
+        return self.drafted()
 
     def drafted(self) -> Tensor | None:
         """[draft_vocab]: the tokens that it can draft; None: all."""

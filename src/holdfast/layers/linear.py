@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,13 +130,22 @@ class MergedLinear(nn.Module):
         return self.ops.linear(x, self.weight, self.bias).split_with_sizes(self.sizes, -1)
 
 
-Stream = tuple[Tensor, Tensor | None]
-"""The residual stream, and what is yet to be added to it: the next norm does that in passing."""
+class Stream(NamedTuple):
+    """The residual stream, and what is yet to be added to it: the next norm does that in passing.
+
+    tap  [tokens, hidden]: where the sum is also wanted
+    """
+
+    x: Tensor
+    added: Tensor | None = None
+    tap: Tensor | None = None
 
 
 def summed(stream: Stream) -> Tensor:
-    x, added = stream
-    return x if added is None else x + added
+    x, added, tap = stream
+    if added is not None:
+        return torch.add(x, added, out=tap)
+    return x if tap is None else tap.copy_(x)
 
 
 class Embedding(nn.Module):
@@ -154,12 +164,24 @@ class RMSNorm(nn.Module):
         self.ops, self.eps, self.zero_centred = build.ops, eps, zero_centred
         self.weight = parameter((size,), build.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=self.zero_centred)
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=self.zero_centred, out=out)
 
     def of_stream(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """The stream, summed, and its norm."""
-        x, added = stream
+        x, added, tap = stream
         if added is None:
+            x = summed(stream)
             return x, self(x)
-        return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred)
+        return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred, out=tap)
+
+
+def norms_beside(*normed: tuple[RMSNorm, Tensor]) -> Tensor:
+    """Norms of as many vectors of each token, one beside the other."""
+    sizes = [x.shape[1] for _, x in normed]
+    joined = torch.empty(
+        len(normed[0][1]), sum(sizes), dtype=normed[0][0].weight.dtype, device=normed[0][1].device
+    )
+    for (norm, x), part in zip(normed, joined.split(sizes, 1), strict=True):
+        norm(x, out=part)
+    return joined

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelFacts
 from ..layers.batch import Batch, Build
-from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream, summed
+from ..layers.linear import Embedding, Linear, MergedLinear, RMSNorm, Stream
 from ..memory.spec import KVSpec, StateSpec
 from ..ops.backend import Ops
 
@@ -31,7 +31,7 @@ class MixerBlock(nn.Module):
 
     def forward(self, stream: Stream, batch: Batch) -> Stream:
         x, normed = self.mixer_norm.of_stream(stream)
-        return x, self.mixer(normed, batch)
+        return Stream(x, self.mixer(normed, batch))
 
 
 class Block(MixerBlock):
@@ -43,7 +43,7 @@ class Block(MixerBlock):
 
     def forward(self, stream: Stream, batch: Batch) -> Stream:
         x, normed = self.mlp_norm.of_stream(super().forward(stream, batch))
-        return x, self.mlp(normed)
+        return Stream(x, self.mlp(normed))
 
 
 class CausalLM(nn.Module):
@@ -74,15 +74,18 @@ class CausalLM(nn.Module):
         """Hidden states [tokens, hidden], normed."""
         return self.features(batch)[0]
 
-    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same, and the stream [tokens, hidden] as these layers leave it, counted from 0."""
-        stream: Stream = self.embeddings(batch.tokens), None
-        taps: dict[int, Tensor] = {}
+    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The same, and the stream [tokens, layers, hidden] as these layers leave it, counted from 0."""
+        x, tapped = self.embeddings(batch.tokens), sorted({*layers})
+        taps = x.new_empty(len(x), len(tapped), x.shape[1])
+        places = dict(zip(tapped, taps.unbind(1), strict=True))
+        stream = Stream(x)
         for number, block in enumerate(self.blocks):
-            stream = block(stream, batch)
-            if number in layers:
-                taps[number] = summed(stream).to(self.norm.weight.dtype)
-        return self.norm.of_stream(stream)[1], tuple(taps[layer] for layer in layers)
+            stream = block(stream, batch)._replace(tap=places.get(number))
+        hidden = self.norm.of_stream(stream)[1]
+        if tapped != [*layers]:  # in another order, or one of them twice
+            taps = taps[:, [tapped.index(layer) for layer in layers]]
+        return hidden, taps.to(self.norm.weight.dtype)
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens).to(self.residual_dtype)

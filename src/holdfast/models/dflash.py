@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..config import ConfigError
@@ -35,14 +34,14 @@ class DFlashHead(nn.Module):
             attention = Attention(build, name, config.attention, positions)
             return Block(norm(), attention, norm(), GatedMLP(build, config.hidden, config.inner))
 
-        self.hidden = config.hidden
-        self.fc = Linear(build, layers * config.hidden, config.hidden)
+        self.known_width = layers * config.hidden
+        self.fc = Linear(build, self.known_width, config.hidden)
         self.hidden_norm, self.norm = norm(), norm()
         self.blocks = nn.ModuleList(block(f"blocks.{i}") for i in range(config.layers))
 
-    def context(self, layers: tuple[Tensor, ...]) -> Tensor:
-        """Of the layers that it reads, what stands for each token."""
-        return self.hidden_norm(self.fc(torch.cat(layers, -1)))
+    def context(self, known: Tensor) -> Tensor:
+        """Of the layers that it reads, side by side, what stands for each token."""
+        return self.hidden_norm(self.fc(known))
 
     def keep(self, context: Tensor, batch: Batch) -> None:
         """What every block's attention finds in the place of the batch's tokens."""
@@ -52,7 +51,7 @@ class DFlashHead(nn.Module):
 
     def forward(self, embedding: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden] that lead to the token in each one's own place."""
-        stream: Stream = embedding, None
+        stream = Stream(embedding)
         for block in self.blocks:
             stream = block(stream, batch)
         return self.norm.of_stream(stream)[1]

@@ -110,8 +110,8 @@ class ScaledBlock(Block):
 
     def forward(self, stream: Stream, batch: Batch) -> Stream:
         x, normed = self.mixer_norm.of_stream(stream)
-        x, normed = self.mlp_norm.of_stream((x, self.mixer(normed, batch) * self.scale))
-        return x, self.mlp(normed) * self.scale
+        x, normed = self.mlp_norm.of_stream(Stream(x, self.mixer(normed, batch) * self.scale))
+        return Stream(x, self.mlp(normed) * self.scale)
 
 
 def facts(config: GraniteConfig) -> ModelFacts:

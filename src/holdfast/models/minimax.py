@@ -128,7 +128,7 @@ class NormedBlock(nn.Module):
         _, x = self.mixer_norm.of_stream(stream)
         x = x * self.mixer_weights.carried + self.mixer(x, batch) * self.mixer_weights.added
         x = self.mlp_norm(x)
-        return x * self.mlp_weights.carried, self.mlp(x) * self.mlp_weights.added
+        return Stream(x * self.mlp_weights.carried, self.mlp(x) * self.mlp_weights.added)
 
 
 def facts(config: MiniMaxConfig) -> ModelFacts:

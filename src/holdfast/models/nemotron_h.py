@@ -185,7 +185,7 @@ class FeedForwardBlock(MixerBlock):
 
     def forward(self, stream: Stream, batch: Batch) -> Stream:
         x, normed = self.mixer_norm.of_stream(stream)
-        return x, self.mixer(normed)
+        return Stream(x, self.mixer(normed))
 
 
 def facts(config: NemotronHConfig) -> ModelFacts:

@@ -113,7 +113,7 @@ class NormedAfterBlock(nn.Module):
     def forward(self, stream: Stream, batch: Batch) -> Stream:
         x = summed(stream)
         x = x + self.mixer_norm(self.mixer(x, batch))
-        return x, self.mlp_norm(self.mlp(x))
+        return Stream(x, self.mlp_norm(self.mlp(x)))
 
 
 def facts(config: OlmoHybridConfig) -> ModelFacts:

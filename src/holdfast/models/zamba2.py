@@ -168,13 +168,13 @@ class Zamba2Block(nn.Module):
 
 
 class Zamba2LM(CausalLM):
-    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def features(self, batch: Batch, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         x = embedded = self.embed(batch.tokens)
         after: list[Tensor] = []
         for block in self.blocks:
             x = block(x, embedded, batch)
             after.append(x)
-        return self.norm(x), tuple(after[layer] for layer in layers)
+        return self.norm(x), torch.stack([after[layer] for layer in layers], 1) if layers else x[:, None, :0]
 
 
 def facts(config: Zamba2Config) -> ModelFacts:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+Column = NDArray[np.int64]
 
-def to_device(
-    values: Any, device: torch.device, dtype: torch.dtype = torch.int64, *, into: Tensor | None = None
-) -> Tensor:
-    """Of whatever torch.tensor takes; to a new tensor, or `into` one."""
+
+def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Of whatever torch.tensor takes."""
     made = torch.tensor(values, dtype=dtype)
     if device.type != "cpu":
         made = made.pin_memory()  # else the copy would wait for all that was launched
-    return made.to(device, non_blocking=True) if into is None else into.copy_(made, non_blocking=True)
+    return made.to(device, non_blocking=True)
+
+
+class Buffer:
+    """A device tensor of fixed address, filled from the host. Two host copies alternate: one may still be in
+    flight while the next is written."""
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype = torch.int64) -> None:
+        self.device = torch.zeros(size, dtype=dtype, device=device)
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+
+    def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
+        """The first len(values) elements, in place."""
+        host = self._host[turn % 2][: len(values)]
+        host.numpy()[:] = values
+        target = self.device[: len(values)]
+        target.copy_(host, non_blocking=True)
+        return target

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import triton
 from torch import Tensor
 
 from .acceptance import triton as acceptance
@@ -49,20 +50,29 @@ class TritonOps(Ops):
         ahead.compile_ahead(work)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear.linear(x, weight, bias) if linear.takes(x, weight) else super().linear(x, weight, bias)
+        return linear.linear(x, weight, bias) if _few(x, weight) else super().linear(x, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is None and linear.takes(x, weight):
+        if bias is None and _few(x, weight):
             return linear.gated(x, weight)
         return super().gated_linear(x, weight, bias)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
-        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred, out=out)[1]
 
     def add_rms_norm(
-        self, x: Tensor, added: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False
+        self,
+        x: Tensor,
+        added: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        zero_centred: bool = False,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred, added=added)
+        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred, added=added, summed=out)
 
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False
@@ -144,6 +154,9 @@ class TritonOps(Ops):
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
 
+    def keep_inputs(self, x: Tensor, pool: ConvState, step: StateStep) -> None:
+        causal_conv.keep(x, pool, step)
+
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
@@ -209,6 +222,11 @@ class TritonOps(Ops):
         if step.tree is not None:
             return super().selective_scan(x, b, c, dt, a, pool, step)
         return selective_scan.advance(x, b, c, dt, a, pool, step, _out(x))
+
+
+def _few(x: Tensor, weight: Tensor) -> bool:
+    """In the interpreter all is left to the library: whole models run there, and most of the time would be this."""
+    return not triton.knobs.runtime.interpret and linear.takes(x, weight)
 
 
 def _out(like: Tensor) -> Tensor:

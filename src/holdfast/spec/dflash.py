@@ -25,11 +25,11 @@ class DFlash(Drafter):
         model: CausalLM,
         reads: tuple[int, ...],
         mask_token: int,
-        contexts: Previous | None = None,
+        known: Previous | None = None,
     ) -> None:
-        """contexts: to be remembered in, where there are steps without drafts"""
+        """known: what is remembered, where there are steps without drafts"""
         super().__init__(depth)
-        self.contexts, self.patience = contexts, PATIENCE if contexts else 0
+        self.known, self.patience = known, PATIENCE if known else 0
         self.head, self.reads, self.mask_token = head, reads, mask_token
         self._embed, self._logits = model.embed.forward, model.logits  # the model's own
         self.name_layers()
@@ -39,23 +39,24 @@ class DFlash(Drafter):
         return (self.head,)
 
     def absorb(self, batch: Batch, features: Features) -> None:
-        self.head.keep(self.head.context(features.layers), batch)
+        self.head.keep(self.head.context(features.layers.flatten(1)), batch)
 
     def remember(self, batch: Batch, features: Features) -> None:
-        assert self.contexts is not None
-        self.contexts.keep(self.head.context(features.layers), batch)
+        assert self.known is not None
+        self.known.keep(features.layers.flatten(1), batch)
 
     def catch_up(self, batch: Batch) -> None:
-        assert self.contexts is not None
-        self.head.keep(self.contexts.kept(batch, back=0), batch)
+        assert self.known is not None
+        self.head.keep(self.head.context(self.known.kept(batch, back=0)), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
+        """A whole block, however few of its drafts are asked for: masks see one another, and were never trained in
+        smaller company."""
         last = step.last[:, None]
-        block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
+        block = torch.cat((last, last.new_full((len(last), self.depth), self.mask_token)), 1)
         hidden = self.head(self._embed(block.flatten()), step.window(block, all_seeing(block)))
-        masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
-        logits = self._logits(masks).unflatten(0, (-1, step.depth))
-        return all_meant([step.choose(logits[:, i], i + 1) for i in range(step.depth)])
+        masks = hidden.unflatten(0, block.shape)[:, 1 : 1 + step.depth].flatten(0, 1)
+        return all_meant(step.choose(self._logits(masks).unflatten(0, (-1, step.depth)), 1))
 
 
 def all_seeing(block: Tensor) -> Tree:

@@ -1,7 +1,8 @@
 """EAGLE: a head trained for the model guesses the next token, and then again from what it made of its own guess.
 
 As with MTP it reads token i beside a vector of token i - 1. For EAGLE that is the model's last hidden vector, for
-EAGLE-3 a mixture of what several of its layers left; where the token is a guess, it is the head's own.
+EAGLE-3 a mixture of what several of its layers left, which is mixed when it is read: in steps without drafts nobody
+does. Where the token is a guess, it is the head's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Eagle(Drafter):
         self.head, self.reads = head, reads
         self.patience = 0 if self.branches else PATIENCE
         self.trails = bool(declared(head, "state_spec"))
-        self.previous = Previous(build, "previous", head.hidden, longer=self.patience)
+        self.previous = Previous(build, "previous", head.known_width, longer=self.patience)
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
         self.name_layers()
 
@@ -38,25 +39,28 @@ class Eagle(Drafter):
 
     def absorb(self, batch: Batch, features: Features) -> None:
         known = self.head.known(features.hidden, features.layers)
-        self.head.keep(self._embed(batch.tokens), self.previous(known, batch), batch)
+        self._keep(self.previous(known, batch), batch)
 
     def remember(self, batch: Batch, features: Features) -> None:
         self.previous.keep(self.head.known(features.hidden, features.layers), batch)
 
     def catch_up(self, batch: Batch) -> None:
-        self.head.keep(self._embed(batch.tokens), self.previous.kept(batch), batch)
+        self._keep(self.previous.kept(batch), batch)
+
+    def _keep(self, known: Tensor, batch: Batch) -> None:
+        self.head.keep(self._embed(batch.tokens), self.head.mixed(known), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
         token, drafts = step.last, []
         hidden: Tensor | None = None
         for by in range(step.depth):
             batch, embedding = step.ahead(by, token), self._embed(token)
-            if hidden is None:  # what is kept in its place here is never read
-                hidden = self.previous(torch.zeros_like(embedding), batch)
+            if hidden is None:
+                hidden = self.head.mixed(self.previous.of_last(batch))
             hidden = self.head(embedding, hidden, batch)
             token = step.choose(self.head.logits(hidden), by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 def check_drafted(head: EagleHead) -> None:

@@ -30,7 +30,9 @@ class EagleMulti(Drafter):
         super().__init__(len(heads))
         self.heads, self.reads = nn.ModuleList(heads), reads
         self.previous = nn.ModuleList(
-            Previous(build, f"previous.{number}", head.hidden, longer=0 if number else self.patience)
+            Previous(build, f"previous.{number}", head.hidden)
+            if number
+            else Previous(build, f"previous.{number}", head.known_width, longer=self.patience)
             for number, head in enumerate(heads)
         )
         self._embed = model.embed.forward  # the model's: not to be loaded or counted again
@@ -51,7 +53,7 @@ class EagleMulti(Drafter):
 
     def absorb(self, batch: Batch, features: Features) -> None:
         known = self._heads[0].known(features.hidden, features.layers)
-        self._keep(self.previous[0](known, batch), batch)
+        self._keep(self._heads[0].mixed(self.previous[0](known, batch)), batch)
 
     def remember(self, batch: Batch, features: Features) -> None:
         first: Any = self.previous[0]
@@ -59,7 +61,7 @@ class EagleMulti(Drafter):
 
     def catch_up(self, batch: Batch) -> None:
         first: Any = self.previous[0]
-        self._keep(first.kept(batch), batch)
+        self._keep(self._heads[0].mixed(first.kept(batch)), batch)
 
     def _keep(self, before: Tensor, batch: Batch) -> None:
         """The tokens through all heads. before: what the first one reads beside them"""
@@ -73,15 +75,15 @@ class EagleMulti(Drafter):
         before: list[Tensor] = []
         for by, head in enumerate(self._heads[: step.depth]):
             batch, embedding = step.ahead(by, token), self._embed(token)
-            if not before:  # what is kept in its place here is never read
-                before = [
-                    previous(torch.zeros_like(embedding), batch) for previous in self.previous[: step.depth]
-                ]
+            if not before:
+                every: Iterable[Any] = self.previous[: step.depth]
+                first, *others = (previous.of_last(batch) for previous in every)
+                before = [self._heads[0].mixed(first), *others]
             hidden = head(embedding, before[0], batch)
             token = step.choose(head.logits(hidden), by + 1)
             drafts.append(token)
             before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: step.depth - by - 1]
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
     def _pass(self, first: int, embedding: Tensor, before: Sequence[Tensor], batch: Batch) -> list[Tensor]:
         """The token through the heads that draft later."""

@@ -34,9 +34,8 @@ class EagleTree(Eagle):
     def propose(self, step: VerifiedStep) -> Draft:
         tokens, parents = step.last[:, None], torch.zeros_like(step.last)[:, None]
         scores = torch.zeros(tokens.shape, device=tokens.device)
-        embedding = self._embed(step.last)
-        # of each node, the vector of the token before it; what is kept here in the first one's place is never read
-        vectors = self.previous(torch.zeros_like(embedding), step.ahead(0, step.last))[:, None]
+        # of each node, the vector of the token before it
+        vectors = self.head.mixed(self.previous.of_last(step.ahead(0, step.last)))[:, None]
         first = 0
         for size in self.sizes:
             batch = step.window(tokens, Tree.of(parents))

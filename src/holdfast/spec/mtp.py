@@ -25,7 +25,7 @@ class Previous(nn.Module):
     def __init__(self, build: Build, name: str, channels: int, *, longer: int = 0) -> None:
         """longer: so many more of a row's vectors can be found in it"""
         super().__init__()
-        self.name, self.ops, self.dtype = name, build.ops, build.dtype
+        self.name, self.ops, self.dtype, self.channels = name, build.ops, build.dtype, channels
         kept = ConvSpec(channels, 2, build.dtype, sharded=False, longer=longer)
         self.state_spec = StateSpec(conv={"hidden": kept})
         with torch.device("cpu"):
@@ -33,11 +33,16 @@ class Previous(nn.Module):
         self.register_buffer("shift", taps, persistent=False)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.keep(x, batch).to(self.dtype)
-
-    def keep(self, x: Tensor, batch: Batch) -> Tensor:
         pool = batch.state.layers[self.name].conv["hidden"]
-        return self.ops.causal_conv(x, self.shift, None, pool, batch.step)
+        return self.ops.causal_conv(x, self.shift, None, pool, batch.step).to(self.dtype)
+
+    def keep(self, x: Tensor, batch: Batch) -> None:
+        """Of windows, without asking for anything."""
+        self.ops.keep_inputs(x, batch.state.layers[self.name].conv["hidden"], batch.step)
+
+    def of_last(self, batch: Batch) -> Tensor:
+        """Of one token for each lane that has no vector yet. What is kept in its place is never read."""
+        return self(self.shift.new_zeros(len(batch.tokens), self.channels), batch)
 
     def kept(self, batch: Batch, back: int = 1) -> Tensor:
         """Of tokens that were kept before, the vectors so many places before each; none is before a row's first."""
@@ -77,12 +82,12 @@ class MTP(Drafter):
         hidden: Tensor | None = None
         for by in range(step.depth):
             batch, embedding = step.ahead(by, token), self._embed(token)
-            if hidden is None:  # what is kept in its place here is never read
-                hidden = self.previous(torch.zeros_like(embedding), batch)
+            if hidden is None:
+                hidden = self.previous.of_last(batch)
             hidden = self.head(embedding, hidden, batch)
             token = step.choose(self._logits(hidden), by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 def head_renamer(rename: Rename) -> Rename:

@@ -2,7 +2,7 @@
 
 A program of `windows` takes some channels of one lane, so that it alone reads and writes what they keep: outputs
 first, then the inputs before a folded line, if there is one. Runs take two launches: `runs` computes, with nothing
-kept being written; `keep` then writes rings and slots.
+kept being written; `keep` then writes rings and slots. It also does where nothing is to be computed.
 
 MODE says what a layer does around the convolution:
     PLAIN  nothing                                     out [tokens, C] in float32
@@ -51,9 +51,9 @@ def kept_input(
 
 @triton.jit
 def _finished(
-    acc, x, out, rest, token, stride, channels, inside, C, NORMED, eps, MODE: tl.constexpr, AXIS: tl.constexpr
+    acc, x, out, rest, token, stride, channels, inside, C, NORMED, eps, MODE: tl.constexpr
 ):  # fmt: skip
-    """What becomes of the convolution's results [.., BC]; token and channels broadcast to them."""
+    """What becomes of the convolution's results [tokens, BC]; token and channels broadcast to them."""
     if MODE == PLAIN:
         tl.store(out + token * C + channels, acc, mask=inside)
     elif MODE == SHORT:
@@ -64,7 +64,7 @@ def _finished(
         kind: tl.constexpr = out.dtype.element_ty
         active = (acc * tl.sigmoid(acc)).to(kind)
         wide = active.to(tl.float32)
-        square = tl.sum(wide * wide, AXIS, keep_dims=True)
+        square = tl.sum(wide * wide, 1, keep_dims=True)
         normed = (wide * tl.rsqrt(square + eps)).to(kind)
         is_normed = channels < NORMED
         tl.store(out + token * NORMED + channels, normed, mask=inside & is_normed)
@@ -76,10 +76,12 @@ def windows(
     x, weight, bias, out, rest, saved, ring,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot, sources, tree_size,
     stride, C, NORMED, eps,
-    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr, BIASED: tl.constexpr,
-    TREE: tl.constexpr, EARLY: tl.constexpr,
+    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, MODE: tl.constexpr,
+    BIASED: tl.constexpr, TREE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """sources [windows, tree_size, W], of a TREE: of each node the W - 1 above it, then itself; -1 - m: m before the
+    """BT tokens at a time.
+
+    sources [windows, tree_size, W], of a TREE: of each node the W - 1 above it, then itself; -1 - m: m before the
     window"""
     lane = tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
@@ -91,24 +93,30 @@ def windows(
         return
     channels = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channels < C
-    for t in range(count):
-        acc = tl.zeros((BC,), tl.float32)
+    beside = channels[None, :]
+    for some in range(0, count, BT):
+        t = some + tl.arange(0, BT)[:, None]
+        exists = (t < count) & inside[None, :]
+        acc = tl.zeros((BT, BC), tl.float32)
         for j in tl.static_range(W):
-            o = tl.load(sources + (lane * tree_size + t) * W + j) if TREE else t - (W - 1) + j
-            own = _fresh(x, first + o, stride, channels, inside & (o >= 0), C, MODE)
-            if j == W - 1:
-                place = ring + (row * CAP + (at + t) % CAP) * C + channels
-                tl.store(place, own.to(ring.dtype.element_ty), mask=inside)
-                value = own
+            if TREE:
+                o = tl.load(sources + (lane * tree_size + t) * W + j, mask=t < count, other=0)
             else:
-                value = own + kept_input(
-                    saved, ring, row, slot, begin, at + o, channels, inside & (o < 0), C, W, CAP
+                o = t - (W - 1) + j
+            value = _fresh(x, first + o, stride, beside, exists & (o >= 0), C, MODE)
+            if j == W - 1:
+                place = ring + (row * CAP + (at + t) % CAP) * C + beside
+                tl.store(place, value.to(ring.dtype.element_ty), mask=exists)
+            else:
+                value += kept_input(
+                    saved, ring, row, slot, begin, at + o, beside, exists & (o < 0), C, W, CAP
                 )
-            acc += value * tl.load(weight + channels * W + j, mask=inside, other=0.0).to(tl.float32)
+            acc += value * tl.load(weight + beside * W + j, mask=inside[None, :], other=0.0).to(tl.float32)
         if BIASED:
-            acc += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-        _finished(acc, x, out, rest, first + t, stride, channels, inside, C, NORMED, eps, MODE, 0)
+            acc += tl.load(bias + beside, mask=inside[None, :], other=0.0).to(tl.float32)
+        _finished(acc, x, out, rest, first + t, stride, beside, exists, C, NORMED, eps, MODE)
     if end > begin:
+        tl.debug_barrier()  # what tokens find in the slot may be overwritten now
         # ascending: with a line nearer than the width, a slot's inputs move down within it
         target = saved + tl.load(write_slot + lane).to(tl.int64) * (W - 1) * C + channels
         for j in tl.static_range(W - 1):
@@ -150,7 +158,7 @@ def runs(
         acc += value * tl.load(weight + channels * W + j, mask=channels < C, other=0.0).to(tl.float32)
     if BIASED:
         acc += tl.load(bias + channels, mask=channels < C, other=0.0).to(tl.float32)
-    _finished(acc, x, out, rest, token[:, None], stride, channels, inside, C, NORMED, eps, MODE, 1)
+    _finished(acc, x, out, rest, token[:, None], stride, channels, inside, C, NORMED, eps, MODE)
 
 
 @triton.jit
@@ -172,16 +180,17 @@ def keep(
     x, saved, ring, exports, num_exports, first_lane,
     rows, counts, offsets, position, base, end_base, read_slot, write_slot,
     stride, C,
-    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr,
+    W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr, MODE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """exports [num_exports, 3]: lane, slot, line"""
     lane = first_lane + tl.program_id(1)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane)
-    if row == 0:
-        return
     first, at = tl.load(offsets + lane).to(tl.int64), tl.load(position + lane)
     begin, end = tl.load(base + lane), tl.load(end_base + lane)
     slot = tl.load(read_slot + lane).to(tl.int64)
+    follow(EARLY)
+    if row == 0:
+        return
     channels = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channels < C
     for e in range(num_exports):
@@ -204,16 +213,15 @@ def keep(
 @triton.jit
 def gates(
     a, b, a_log, dt_bias, log_g, beta, a_stride, b_stride, total, beta_scale,
-    HV: tl.constexpr, BLOCK: tl.constexpr,
+    HV: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A delta net's, [tokens, HV] in float32: log_g = -exp(a_log) softplus(a + dt_bias), beta = scale * sigmoid(b)"""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
     token, head = (place // HV).to(tl.int64), place % HV
-    rate = tl.exp(tl.load(a_log + head))
-    raw = tl.load(a + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + tl.load(
-        dt_bias + head
-    )
+    rate, bias = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + head)
+    follow(EARLY)
+    raw = tl.load(a + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + bias
     soft = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
     tl.store(log_g + place, -rate * soft, mask=inside)
     strength = tl.sigmoid(tl.load(b + token * b_stride + head, mask=inside, other=0.0).to(tl.float32))

@@ -39,14 +39,16 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState,
     return out if bias is None else out + bias.float()
 
 
+def keep(x: Tensor, pool: ConvState, step: StateStep) -> None:
+    """What `causal_conv` keeps of a step of windows; nothing is convolved."""
+    _keep_windows(pool, step.windows, step.windows.take(x))
+
+
 def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> Tensor:
     width = weight.shape[1]
     windows = step.windows
     step = windows.step
     before, fresh = _inputs_before(pool, _before(pool, step, "position")), windows.take(x)
-    if len(windows.folding):
-        line = _before(pool, step, "end_base", windows.folding)
-        pool.store(windows.fold_to, _inputs_before(pool, line))
     if step.tree is None and fresh.shape[1] == 1:
         result = _sum_of_taps((*before.float().split(1, 1), fresh.float()), weight)
     elif step.tree is None:
@@ -57,8 +59,15 @@ def _windows(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> Ten
         lanes = torch.arange(len(step.rows), device=x.device)[:, None]
         taps = (known[lanes, source[..., j]].float() * weight[:, j].float() for j in range(width))
         result = sum(taps, torch.zeros((), device=x.device))
-    pool.append(_window_cells(windows, pool.ring.shape[1]), windows.existing_of(fresh))
+    _keep_windows(pool, windows, fresh)
     return result
+
+
+def _keep_windows(pool: ConvState, windows: Windows, fresh: Tensor) -> None:
+    if len(windows.folding):
+        line = _before(pool, windows.step, "end_base", windows.folding)
+        pool.store(windows.fold_to, _inputs_before(pool, line))
+    pool.append(_window_cells(windows, pool.ring.shape[1]), windows.existing_of(fresh))
 
 
 def _window_cells(windows: Windows, capacity: int) -> Cells:

@@ -17,6 +17,9 @@ from . import kernels, reference
 CHANNELS = 256
 """Of a program, unless a layer says otherwise."""
 TOKENS = 16
+"""Of a run, that a program takes."""
+WINDOW_TOKENS = 8
+"""Of a window, that a program takes at a time."""
 EPS = 1e-6
 """Of the length by which a head is divided."""
 
@@ -36,6 +39,13 @@ def short_conv(
     return out
 
 
+def keep(x: Tensor, pool: ConvState, step: StateStep) -> None:
+    """As the reference's: of windows."""
+    tell(x, None, pool, step)
+    width, capacity = pool.saved.shape[1] + 1, pool.ring.shape[1]
+    _keep(x, pool, step, 0, {"W": width, "CAP": capacity, "BC": CHANNELS, "MODE": kernels.PLAIN})
+
+
 def delta_front(
     inputs: DeltaInputs, weights: DeltaWeights, pool: ConvState, step: StateStep, *, key_dim: int, values: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -53,7 +63,7 @@ def delta_front(
         kernels.gates[(triton.cdiv(tokens * heads, block),)](
             inputs.a, inputs.b, weights.a_log, weights.dt_bias, log_g, beta,
             inputs.a.stride(0), inputs.b.stride(0), tokens * heads, weights.beta_scale,
-            HV=heads, BLOCK=block, num_warps=2,
+            HV=heads, BLOCK=block, num_warps=2, **early(qkv.device),
         )  # fmt: skip
     return qk, v, log_g, beta
 
@@ -82,9 +92,11 @@ def _launch(
     parts = triton.cdiv(channels, block)
     biased = bias is not None
     if windows:
+        tokens = min(WINDOW_TOKENS, triton.next_power_of_2(max(1, step.longest_window)))
         kernels.windows[(parts, windows)](
             *operands, *cursors, *slots, *_sources(step, width), x.stride(0), channels, normed, EPS,
-            **common, BIASED=biased, TREE=step.tree is not None, num_warps=max(1, block // 128), **early(x.device),
+            **common, BIASED=biased, TREE=step.tree is not None, **early(x.device),
+            BT=tokens, num_warps=max(1, block // 128) * min(tokens, 4),
         )  # fmt: skip
     if lanes > windows:
         first = step.num_window_tokens
@@ -92,10 +104,17 @@ def _launch(
             *operands, step.lane_of(len(x)), step.rows, step.offsets, step.position, step.base, step.read_slot,
             first, len(x), x.stride(0), channels, normed, EPS, **common, BIASED=biased, BT=TOKENS, num_warps=4,
         )  # fmt: skip
-        kernels.keep[(parts, lanes - windows)](
-            x, pool.saved, pool.ring, step.export_table, len(step.exports), windows,
-            *cursors, *slots, x.stride(0), channels, **common, num_warps=max(1, block // 128),
-        )  # fmt: skip
+        _keep(x, pool, step, windows, common)
+
+
+def _keep(x: Tensor, pool: ConvState, step: StateStep, first: int, common: dict[str, Any]) -> None:
+    """Of lanes from `first` on."""
+    channels, lanes, block = pool.ring.shape[2], len(step.rows), common["BC"]
+    kernels.keep[(triton.cdiv(channels, block), lanes - first)](
+        x, pool.saved, pool.ring, step.export_table if step.exports else step.rows, len(step.exports), first,
+        step.rows, step.counts, step.offsets, step.position, step.base, step.end_base, step.read_slot,
+        step.write_slot, x.stride(0), channels, **common, num_warps=max(1, block // 128), **early(x.device),
+    )  # fmt: skip
 
 
 def _sources(step: StateStep, width: int) -> tuple[Tensor, int]:
@@ -106,10 +125,16 @@ def _sources(step: StateStep, width: int) -> tuple[Tensor, int]:
     return step.once(("tree", width), lambda: tree.sources(width).contiguous()), tree.depths.shape[1]
 
 
-def tell(x: Tensor, weight: Tensor, pool: ConvState, step: StateStep) -> None:
-    """Tell the watch, if there is one, what the reference would: it runs, over no channels."""
-    if pool.watch is not None and step.uniform:
+def tell(x: Tensor, weight: Tensor | None, pool: ConvState, step: StateStep) -> None:
+    """Tell the watch, if there is one, what the reference would: it runs, over no channels. Without a weight, it only
+    keeps."""
+    if pool.watch is None:
+        return
+    if step.uniform:
         pool.watch.used(step.whole())
-    elif pool.watch is not None:
-        ghost = ConvState(pool.saved[..., :0], pool.ring[..., :0], pool.watch)
+        return
+    ghost = ConvState(pool.saved[..., :0], pool.ring[..., :0], pool.watch)
+    if weight is None:
+        reference.keep(x[:, :0], ghost, step)
+    else:
         reference.causal_conv(x[:, :0], weight[:0], None, ghost, step)

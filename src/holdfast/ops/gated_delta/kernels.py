@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..twins.kernels import BEYOND, sees
+from ..twins.kernels import BEYOND, follow, sees
 from . import checkpoint_kernels as checkpoints
 
 
@@ -71,12 +71,13 @@ def front(
     rows, counts, offsets, position, end_base, tree, tree_size,
     g_stride, beta_stride, scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr,
+    CAP: tl.constexpr, TREE: tl.constexpr, STOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     head, lane = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + lane).to(tl.int64)
     count, first = tl.load(counts + lane).to(tl.int32), tl.load(offsets + lane).to(tl.int64)
     at, end = tl.load(position + lane), tl.load(end_base + lane)
+    follow(EARLY)
     if row == 0:
         return
     HV: tl.constexpr = H * GROUP
@@ -200,6 +201,11 @@ def _scale_of_folded(
     return checkpoints.scale_for(greatest, kind)
 
 
+NONE = tl.constexpr(0)
+FOLDING = tl.constexpr(1)
+ALL = tl.constexpr(2)
+
+
 @triton.jit
 def main(
     qk, v, out,  # [tokens, 2, H, K], [tokens, HV, V] twice
@@ -210,9 +216,10 @@ def main(
     v_stride,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BK: tl.constexpr, TP: tl.constexpr, J: tl.constexpr, JP: tl.constexpr, CAP: tl.constexpr, FOLDS: tl.constexpr,
-    STOPS: tl.constexpr,
+    STOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """FOLDS: only lanes that fold or pass a line; otherwise the others, which then cost no registers for it."""
+    """FOLDS: only lanes that fold or pass a line (FOLDING); the others, which then cost no registers for it (NONE);
+    or all of them (ALL)."""
     block, value_head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, count = tl.load(rows + lane).to(tl.int64), tl.load(counts + lane).to(tl.int32)
     begin, end, at = tl.load(base + lane), tl.load(end_base + lane), tl.load(position + lane)
@@ -222,8 +229,12 @@ def main(
     line = J - held if STOPS else tl.full((), BEYOND, tl.int32)
     passes = (line > 0) & (line < count)
     folds = (end > begin) | passes
-    if (row == 0) | (folds != FOLDS):
+    follow(EARLY)
+    if row == 0:
         return
+    if FOLDS != ALL:  # noqa: SIM102  which is known when this is compiled
+        if folds != (FOLDS == FOLDING):
+            return
     kind: tl.constexpr = saved.dtype.element_ty
     HV: tl.constexpr = H * GROUP
     BOTH: tl.constexpr = 2 * TP
@@ -253,7 +264,7 @@ def main(
     real = (places < J)[:, None]
     product = tl.zeros((BOTH, BV), tl.float32)
     scale = checkpoints.load_scale(scales, slot, value_head, values, inside & (begin > 0), HV, V, kind)
-    if FOLDS:
+    if FOLDS != NONE:
         known = begin > 0
         if end > begin:
             place = ((begin + places) % CAP)[:, None]

@@ -39,7 +39,7 @@ FOLD_TILES = {4: FoldTiles(32, 4, 1, 128), 2: FoldTiles(32, 4, 2, 128), 1: FoldT
 REWRITE_TILES = FoldTiles(32, 1)
 """With a line at every token."""
 FEW_LANES = 16
-"""So many take one launch for everything."""
+"""So many take one launch for everything, of windows one for lanes that fold and those that do not."""
 FEW_TILES = Tiles(values=32, warps=2)
 
 
@@ -115,21 +115,26 @@ def windows(
                 num_warps=1,
             )  # fmt: skip
         return out
-    tiles = tiles or WINDOW_TILES
+    few = lanes <= FEW_LANES
+    ahead = early(v.device) if few else {"EARLY": False}
+    tiles = tiles or (FEW_TILES if few else WINDOW_TILES)
     shape |= {"TP": padded(step.longest_window), "J": grid, "STOPS": stops_at_lines(pool, step)}
     coefficients = (scratch.old, scratch.gain, scratch.mix, scratch.mid, scratch.mid_gain)
     kernels.front[(heads, lanes)](
         *prepared, *coefficients, *cursors, step.end_base, *tree_of(step), *strides, **shape,
-        TREE=step.tree is not None,
+        TREE=step.tree is not None, **ahead,
         num_warps=1 if shape["TP"] < LEAST else 4,
     )  # fmt: skip
     shape |= {"V": value_dim, "BV": tiles.values, "BK": tiles.keys}
     arguments = (*absorbed, *coefficients, *cursors, *slots, v.stride(0))
-    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    blocks = (triton.cdiv(value_dim, tiles.values), value_heads, lanes)
+    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages, **ahead}
+    main = kernels.main[(triton.cdiv(value_dim, tiles.values), value_heads, lanes)]
+    if few:
+        main(*arguments, **shape, **launch, FOLDS=kernels.ALL)
+        return out
     with beside(v.device):
-        kernels.main[blocks](*arguments, **shape, **launch, FOLDS=True)
-    kernels.main[blocks](*arguments, **shape, **launch, FOLDS=False)
+        main(*arguments, **shape, **launch, FOLDS=kernels.FOLDING)
+    main(*arguments, **shape, **launch, FOLDS=kernels.NONE)
     join(v.device)
     return out
 

@@ -104,3 +104,38 @@ def one(
     if BIASED:
         total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < outputs)
+
+
+@triton.jit
+def wide(
+    x, weight, bias, out, tokens, outputs, inputs, x_stride, weight_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """As `few`, or if GATED as `few_gated`, in float32: matrix instructions would round what they multiply. A program
+    takes BM tokens and BN outputs."""
+    n, m = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
+    row, token = weight + n.to(tl.int64)[:, None] * weight_stride, x + m.to(tl.int64)[:, None] * x_stride
+    other = row + outputs.to(tl.int64) * weight_stride
+    first = _read(row, 0, inputs, k, real)  # before the tokens are there
+    if GATED:
+        second = _read(other, 0, inputs, k, real)
+    follow(EARLY)
+    a = _read(token, 0, inputs, k, exists)[:, None, :]
+    acc = a * first[None, :, :]
+    if GATED:
+        up = a * second[None, :, :]
+    for at in range(BK, inputs, BK):
+        a = _read(token, at, inputs, k, exists)[:, None, :]
+        acc += a * _read(row, at, inputs, k, real)[None, :, :]
+        if GATED:
+            up += a * _read(other, at, inputs, k, real)[None, :, :]
+    total = tl.sum(acc, 2)
+    if BIASED:
+        total += tl.load(bias + n, mask=n < outputs, other=0.0)[None, :]
+    if GATED:
+        total = total * tl.sigmoid(total) * tl.sum(up, 2)
+    place = out + m.to(tl.int64)[:, None] * outputs + n[None, :]
+    tl.store(place, total, mask=exists & (n < outputs)[None, :])

@@ -48,12 +48,16 @@ WIDE = Tiles(64, 128, warps=4, stages=4)
 NARROW = Tiles(32, 128, warps=2, stages=4, splits=4)
 GATED = Tiles(64, 64, warps=4, stages=4)
 ONE = Tiles(1, 1024, warps=2)
+FLOAT = Tiles(4, 128, warps=1)
+FLOAT_GATED = Tiles(2, 128, warps=1)
+FLOAT_TOKENS = 8
+"""Of a program, in float32."""
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Is this a product that these kernels do best?"""
-    narrow = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    return narrow and x.dim() == 2 and 0 < len(x) <= FEW and x.stride(1) == 1 and weight.stride(1) == 1
+    known = weight.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.dtype == weight.dtype
+    return known and x.dim() == 2 and 0 < len(x) <= FEW and x.stride(1) == 1 and weight.stride(1) == 1
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
@@ -68,6 +72,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles |
             num_warps=tiles.warps, **early(x.device),
         )  # fmt: skip
         return out
+    if x.dtype == torch.float32:
+        return _wide(x, weight, bias, out, tiles or FLOAT)
     tiles = (WIDE if outputs >= MANY_OUTPUTS else NARROW) if tiles is None else tiles
     blocks, block = triton.cdiv(outputs, tiles.outputs), _block(tiles.inputs, inputs)
     share = triton.cdiv(triton.cdiv(inputs, tiles.splits), block) * block
@@ -84,14 +90,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiles: Tiles |
     return out
 
 
-def gated(x: Tensor, weight: Tensor, tiles: Tiles = GATED) -> Tensor:
+def gated(x: Tensor, weight: Tensor, tiles: Tiles | None = None) -> Tensor:
     """silu(x @ gate^T) * (x @ up^T) of a weight that is gate, then up."""
     tokens, (outputs, inputs) = len(x), weight.shape
     out = torch.empty(tokens, outputs // 2, dtype=x.dtype, device=x.device)
+    if x.dtype == torch.float32:
+        return _wide(x, weight, None, out, tiles or FLOAT_GATED, gated=True)
+    tiles = tiles or GATED
     kernels.few_gated[(triton.cdiv(outputs // 2, tiles.outputs),)](
         x, weight, out, tokens, outputs // 2, inputs, x.stride(0), weight.stride(0),
         BM=FEW, BN=tiles.outputs, BK=_block(tiles.inputs, inputs), num_warps=tiles.warps, num_stages=tiles.stages,
         **early(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _wide(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tiles: Tiles, *, gated: bool = False
+) -> Tensor:
+    tokens, outputs = out.shape
+    taken, inputs = min(FLOAT_TOKENS, triton.next_power_of_2(tokens)), weight.shape[1]
+    kernels.wide[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(tokens, taken))](
+        x, weight, weight if bias is None else bias, out, tokens, outputs, inputs, x.stride(0), weight.stride(0),
+        BM=taken, BN=tiles.outputs, BK=_block(tiles.inputs, inputs), BIASED=bias is not None, GATED=gated,
+        num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
     return out
 

@@ -14,20 +14,32 @@ WIDE = 1024
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, added: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    zero_centred: bool = False,
+    added: Tensor | None = None,
+    summed: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, or x + added; and its norm. x [tokens, size] or [tokens, heads, size], the last axis contiguous."""
+    """x, or x + added, in `summed` if that is given; and its norm, in `out` if that is. x [tokens, size] or
+    [tokens, heads, size], the last axis contiguous."""
     size = x.shape[-1]
     heads = x.shape[1] if x.dim() == 3 else 1
-    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
-    summed = x if added is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    if added is None:
+        summed = x
+    elif summed is None:
+        summed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     other = x if added is None else added
     rows = len(x) * heads
     cut, grid = _cut(rows, size)
     if rows:
         kernels.rms_norm[grid](
-            x, other, weight, summed, out, *_strides(x), *_strides(other), rows, heads, size, eps,
-            ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
+            x, other, weight, summed, out, *_strides(x), *_strides(other), *_strides(summed), *_strides(out),
+            rows, heads, size, eps, ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
         )  # fmt: skip
     return summed, out
 

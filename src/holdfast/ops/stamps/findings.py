@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-CURSOR, TOKEN, READ, WRITE, PUBLISH = range(5)
-WHAT = ("cursor", "read", "read", "write", "publish")
+CURSOR, TOKEN, READ, WRITE, PUBLISH, ACCEPT = range(6)
+WHAT = ("cursor", "read", "read", "write", "publish", "accept")
 MOST = 64
 """Findings of a step that are kept."""
 NO_STATE, NO_STAMP = -1, -2
@@ -26,8 +25,8 @@ class Found(NamedTuple):
 FIELDS = len(Found._fields)
 
 
-def buffer(device: torch.device) -> Tensor:
-    return torch.zeros(1 + MOST * FIELDS, dtype=torch.int64, device=device)
+SIZE = 1 + MOST * FIELDS
+"""Of the buffer. Its first element is to be 0 before a step."""
 
 
 def read(found: Tensor) -> list[Found]:
