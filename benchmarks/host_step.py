@@ -153,7 +153,7 @@ class NoDevice(Runner):
         self._position[rows] = position
         size, each = len(rows), len(choices.drafts.lane)
         chosen = slice(4 * size + 2 * each, 4 * size + 2 * each + len(choices.after))
-        found = len(self.sanitizer.single_tokens.found) if self.sanitizer else 0
+        found = len(self.sanitizer.recorded.found) if self.sanitizer else 0
         report = np.zeros(chosen.stop + found, dtype=np.int64)
         report[:size], report[size : 2 * size] = position, position - position % self.state.grid
         report[chosen] = 100

@@ -6,9 +6,9 @@ import statistics
 from typing import Any
 
 from . import in_turn
-from .shapes import OUT, PROMPT
+from .shapes import PROMPT
 
-BATCH = 64
+BATCH, OUT = 64, 64
 
 
 WAYS = {mode: dict(max_model_len=1024, memory="40GiB", sanitizer=mode) for mode in ("off", "stamps")}

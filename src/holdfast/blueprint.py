@@ -36,11 +36,8 @@ class Blueprint:
         size = measure(self._lay_out, self._model.facts.vocab_size)
         facts = replace(self._model.facts, recurrent=bool(size.state))  # if only by its drafter
         self.facts: ModelFacts = facts
-        stamped = (
-            config.sanitizer == "stamps" and self._drafter is None
-        )  # single tokens are checked in recordings
-        guarded = config.sanitizer == "off" or stamped
-        self.uniform = config.device.startswith("cuda") and guarded and size.recordable
+        checked = config.sanitizer in ("off", "stamps")  # or would ask the device
+        self.uniform = config.device.startswith("cuda") and checked and size.recordable
         """Are steps of windows padded to a few shapes, so that they can be recorded?"""
         self._footprint = Footprint(size, table_bytes, config.sanitizer, self.records)
 

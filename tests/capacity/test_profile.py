@@ -22,8 +22,10 @@ from holdfast.engine import Engine, build_engine
 from holdfast.executor.inputs import Shape, uniform_shapes
 from holdfast.executor.largest import largest_steps
 from holdfast.executor.profile import SEGMENTS, profile, smallest_pools
+from holdfast.executor.readback import InFlight
 from holdfast.executor.runner import Runner
 from holdfast.memory.sizing import StepBytes
+from holdfast.plan import StepPlan
 from holdfast.request import Request
 
 from .shapes import EVERY, LFM2, TINY, published, write
@@ -154,6 +156,23 @@ def test_whoever_comes_later_finds_nothing_of_it(tmp_path: Path, model: str, opt
         assert [o.logprobs for o in tried.generate(prompts, params)] == [
             o.logprobs for o in fresh.generate(prompts, params)
         ]
+
+
+def test_one_step_is_waited_for_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inputs of every second step go through the same memory: those before must have arrived."""
+    runner = LLM(write(tmp_path / "model", LFM2), load_format="dummy", max_num_seqs=2)._engine.runner
+    launch, told = runner.launch, list[str]()
+
+    def launched(plan: StepPlan) -> InFlight:
+        told.append(f"launch {plan.step}")
+        step = launch(plan)
+        wait = step.report.wait
+        monkeypatch.setattr(step.report, "wait", lambda: (told.append(f"wait {plan.step}"), wait())[1])
+        return step
+
+    monkeypatch.setattr(runner, "launch", launched)
+    runner.exert()
+    assert told == [f"{what} {step}" for step in range(3) for what in ("launch", "wait")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, not interpreted")

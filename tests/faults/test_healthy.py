@@ -39,7 +39,7 @@ WAYS: dict[str, Mapping[str, Any]] = {
 DRAFTED: Mapping[str, Mapping[str, Any]] = {
     "trees": dict(drafts=3, drafter="tree"),
     "several-heads": dict(drafts=3, drafter="eagle_multi"),
-    "blocks": dict(drafts=4, drafter="dflash"),
+    "blocks": dict(drafts=4, drafter="dflash", depths=(0, 2, 4)),
 }
 WAYS |= {way: dict(num_pages=26) for way in DRAFTED}
 EVERY_DAY = {

@@ -15,9 +15,11 @@ from holdfast import engine as engines
 from holdfast.executor import runner
 from holdfast.executor.readback import Fetch
 from holdfast.layers.short_conv import ShortConv
-from holdfast.memory.single_tokens import SingleTokens
+from holdfast.memory.recorded import RecordedChecks
 from holdfast.memory.state_pool import Committed, StatePool
 from holdfast.ops.step import StateStep
+from holdfast.spec.drafter import Draft, VerifiedStep
+from holdfast.spec.standalone import Standalone
 
 from .fault import LFM2, MAMBA2, Ask, Fault, Scene, wrap
 from .harness import Outcome, healthy, make_engine, run, weights
@@ -29,8 +31,11 @@ SMALL = dict(max_num_seqs=2, fold_every=8)
 SCENE = Scene(LFM2, (Ask(13, 8), Ask(5, 14), Ask(9, 9)), dict(backend="triton", **SMALL))
 """Lines are passed and pages begun while all decode, and a row has a second tenant."""
 SHARED = (Ask(66, 24, shared=64), Ask(90, 20, shared=64, after=22), Ask(67, 20, shared=64, after=24))
+WINDOWS = replace(SCENE, drafts=2)
+"""With a drafter that is the model itself, and is wrong in every third place."""
 SCENES = {
     "lfm2": SCENE,
+    "windows": WINDOWS,
     "shared": replace(SCENE, asks=SHARED),
     "mamba2": replace(SCENE, model=MAMBA2),
 }
@@ -44,7 +49,13 @@ FOUND = {
     "token-a-place-early": SCENE,
     "checkpoint-given-away": SCENES["shared"],
     "state-by-number": SCENE,
+    "rejected-tokens-kept": WINDOWS,
+    "bonus-counted-twice": WINDOWS,
+    "drafting-moves-cursors": WINDOWS,
+    "draft-over-the-bonus": WINDOWS,
 }
+ON_GPU = ("bonus-counted-twice", "draft-over-the-bonus")
+"""Only there: others are much like them."""
 
 
 def plain(scene: Scene) -> Outcome:
@@ -62,7 +73,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph]) -> l
         plain(scene)
 
     def counted(expect: Callable[..., Any]) -> Callable[..., Any]:
-        def told(checks: SingleTokens, work: Any, *stands: Any) -> None:
+        def told(checks: RecordedChecks, work: Any, *stands: Any) -> None:
             settled.append(len(work))
             expect(checks, work, *stands)
 
@@ -71,18 +82,28 @@ def recorded(monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph]) -> l
     monkeypatch.setattr(engines, "Runner", recording_runner)
     monkeypatch.setattr(runner, "RECORDED", runner.RECORDED[:1])
     monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
-    wrap(monkeypatch, SingleTokens, "expect", counted)
+    wrap(monkeypatch, RecordedChecks, "expect", counted)
+    wrap(monkeypatch, Standalone, "propose", spoilt)  # before it is recorded
     return settled
+
+
+def spoilt(propose: Callable[..., Draft]) -> Callable[..., Draft]:
+    def told(drafter: Standalone, step: VerifiedStep) -> Draft:
+        draft = propose(drafter, step)
+        place = step.position[:, None] + torch.arange(step.depth, device=step.position.device)
+        return replace(draft, tokens=torch.where(place % 3 == 0, draft.tokens ^ 1, draft.tokens))
+
+    return told
 
 
 @interpreted
 @pytest.mark.parametrize(
-    "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shared", "mamba2"))]
+    "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in SCENES if name != "lfm2")]
 )
 def test_nothing_is_found_where_nothing_is_wrong(recorded: list[int], name: str) -> None:
     scene = SCENES[name]
     guarded = run(scene, "stamps")
-    assert not guarded.findings and len(recorded) > 12
+    assert not guarded.findings and len(recorded) > 8
     assert all(map(len, guarded.tokens)) and guarded.tokens == plain(scene).tokens
 
 
@@ -90,7 +111,7 @@ def test_nothing_is_found_where_nothing_is_wrong(recorded: list[int], name: str)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "scene"),
-    [pytest.param(BY_NAME[name], scene, id=name) for name, scene in FOUND.items()],
+    [pytest.param(BY_NAME[name], scene, id=name) for name, scene in FOUND.items() if name not in ON_GPU],
 )
 def test_faults_are_found(
     recorded: list[int], monkeypatch: pytest.MonkeyPatch, fault: Fault, scene: Scene
@@ -101,14 +122,15 @@ def test_faults_are_found(
 
 @interpreted
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "scene"), [("blocks.2", SCENE), ("draft.blocks.2", WINDOWS)])
 def test_a_layer_with_the_slots_of_others_is_named(
-    recorded: list[int], monkeypatch: pytest.MonkeyPatch
+    recorded: list[int], monkeypatch: pytest.MonkeyPatch, name: str, scene: Scene
 ) -> None:
-    """The other layers are given the right ones."""
+    """The other layers are given the right ones; and so is a drafter's, but for when it drafts."""
 
     def misled(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(layer: ShortConv, x: torch.Tensor, batch: Any) -> Any:
-            if layer.name == "blocks.2" and batch.step.uniform:
+            if layer.name == name and batch.step.uniform and bool(batch.step.ahead) == bool(scene.drafts):
                 rows = batch.step.rows.flip(0)
                 batch = replace(
                     batch, step=replace(batch.step, rows=torch.where(batch.step.rows > 0, rows, 0))
@@ -118,8 +140,8 @@ def test_a_layer_with_the_slots_of_others_is_named(
         return run
 
     wrap(monkeypatch, ShortConv, "forward", misled)
-    found = run(SCENE, "stamps").findings
-    assert found and {finding.layer for finding in found} == {"blocks.2"}
+    found = run(scene, "stamps").findings
+    assert found and {finding.layer for finding in found} == {name}
 
 
 @interpreted
@@ -144,20 +166,21 @@ def test_a_slot_that_was_not_filled_is_not_published(
 
 
 @interpreted
-def test_a_step_has_three_launches_more(recorded: list[int], fake_graphs: list[FakeGraph]) -> None:
-    """However many layers there are: one for convolutions, one for pages, one for cursors; and no copy."""
+def test_a_step_has_four_launches_more(recorded: list[int], fake_graphs: list[FakeGraph]) -> None:
+    """However many layers there are: for cursors, convolutions, pages, and what was accepted; and no copy."""
     length = {}
     for mode in ("off", "stamps"):
         fake_graphs.clear()
         make_engine(SCENE, mode)
         length[mode] = [len(graph.work) for graph in fake_graphs]
     added = [more - less for less, more in zip(length["off"], length["stamps"], strict=True)]
-    assert added and added == [0, 3] * (len(added) // 2), "passes are as before"
+    assert added and added == [0, 4] * (len(added) // 2), "passes are as before"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FOUND)
 def test_faults_are_found_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    wrap(monkeypatch, Standalone, "propose", spoilt)
     scene = replace(FOUND[name], options=SMALL | {"device": "cuda"})
     made = make_engine(scene, "stamps")
     assert len(made.runner.graphs) and not run(scene, "stamps").findings

@@ -75,6 +75,9 @@ def test_a_sum_may_have_its_place_among_others() -> None:
     assert summed.data_ptr() == places[:, 1].data_ptr() and places[:, 0::2].isnan().all()
     close(places[:, 1], x + added)
     close(out, reference.rms_norm(x + added, weight, EPS))
+    norm.rms_norm(x, weight, EPS, out=places[:, 2])
+    close(places[:, 2], reference.rms_norm(x, weight, EPS))
+    assert places[:, 0].isnan().all()
 
 
 def test_a_wide_residual_stream_keeps_its_dtype() -> None:

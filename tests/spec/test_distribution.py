@@ -93,7 +93,7 @@ class Chain(Drafter):
         for by in range(step.depth):
             token = step.choose(GUESSES[token], by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 class Branches(Drafter):

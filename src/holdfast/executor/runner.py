@@ -114,9 +114,9 @@ class Runner:
     @torch.inference_mode()
     def exert(self) -> None:
         """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
-        in_flight = [self.launch(plan) for plan in largest_steps(self._limits, max(self.depths))]
-        for step in in_flight:  # held until all are launched, as steps are that overlap
-            step.report.wait()
+        for plan in largest_steps(self._limits, max(self.depths)):
+            # one after the other: the host has buffers for two steps in flight, and the next is anybody's
+            self.launch(plan).report.wait()
 
     def _rehearse(self) -> None:
         """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels
@@ -154,7 +154,7 @@ class Runner:
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
         if self.sanitizer and lanes.uniform:
-            self.sanitizer.single_tokens.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
+            self.sanitizer.recorded.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
         needs = self.sampler.needs(lanes)
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
@@ -232,9 +232,9 @@ class Runner:
     ) -> Ended:
         """Tokens are chosen; cursors move."""
         batch, hidden = passed.batch, passed.hidden
-        checks = self.sanitizer.single_tokens if self.sanitizer and lanes.uniform else None
+        checks = self.sanitizer.recorded if self.sanitizer and lanes.uniform else None
         if checks:
-            checks.check_places(passed.uses)
+            checks.check(passed.uses, batch.step, batch.tokens, lanes.choices.drafts)
         logits = self.model.logits(
             hidden if lanes.uniform else hidden[lanes.choices.after]
         )  # or after every one
@@ -246,7 +246,11 @@ class Runner:
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
         """What comes next is guessed."""
-        return self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
+        drafted = self.speculation.propose(depth, lanes, self.sampler, needs, self.state, self.kv)
+        if drafted is not None and self.sanitizer and lanes.uniform:
+            uses = self.sanitizer.uses()
+            self.sanitizer.recorded.settle_drafts(uses, drafted.step.here, drafted.draft.tokens)
+        return drafted
 
     def _verify(self, step: StateStep, lanes: Lanes, chosen: Chosen) -> tuple[Verified, Chosen]:
         """What was chosen for a lane then begins with what it gets."""
@@ -301,11 +305,10 @@ class Runner:
             return
         batch, choices = passed.batch, lanes.choices
         if lanes.uniform:
-            self.sanitizer.single_tokens.settle(
-                passed.uses,
+            self.sanitizer.recorded.settle(
                 batch.step,
-                tokens=batch.tokens,
-                tell=choices.drafts.tell,
+                drafts=choices.drafts,
+                accepted=verified.accepted,
                 chosen=sampled.tokens,
                 used=committed.used,
             )
@@ -336,10 +339,11 @@ class Runner:
     def _inspect(self, lanes: Lanes, drafted: Drafted | None, fetched: Fetch, step: int) -> Inspection | None:
         if self.sanitizer is None:
             return None
+        if lanes.uniform:
+            found = Fetch(self.sanitizer.recorded.found) if drafted else fetched
+            return self.sanitizer.inspection(step, told=lambda: found.wait()[0])
         if drafted is not None:
             ahead, draft = drafted.step, drafted.draft
             self.sanitizer.settle_drafts(ahead.rows, ahead.position, draft.tokens, draft.parents)
-        if lanes.uniform:
-            return self.sanitizer.inspection(step, recorded=lambda: fetched.wait()[0])
         recomputed = self.recomputation.check(lanes, step) if self.recomputation else None
         return self.sanitizer.inspection(step, () if recomputed is None else (recomputed,))

@@ -7,8 +7,9 @@ step needs does not happen: if all are greedy, there is an argmax and nothing el
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ..ids import Row
@@ -108,12 +109,20 @@ class Sampler:
 
     def guesser(self, rows: Tensor, position: Tensor, needs: Needs) -> Callable[[Tensor, int], Tensor]:
         """How a drafter chooses for the lanes that chose: from logits [C, vocab], so many places after their
-        positions, with the noise of that place. Penalties and biases are left to the verification."""
+        positions, or [C, T, vocab], of T places from there on; with the noise of each place. Penalties and biases are
+        left to the verification."""
+        asked = self._sampling(rows, position, needs) if needs.draws else None
 
         def guess(logits: Tensor, place: int) -> Tensor:
-            if not needs.draws:
-                return self._ops.most_likely(logits)
-            return self._ops.sample(logits, self._sampling(rows, position + place, needs))
+            *shape, vocab = logits.shape
+            flat = logits.reshape(-1, vocab)
+            if asked is None:
+                return self._ops.most_likely(flat).view(shape)
+            if len(shape) == 1:
+                return self._ops.sample(flat, replace(asked, position=position + place))
+            places = torch.arange(place, place + shape[1], device=rows.device)
+            every = rows[:, None].expand(shape).flatten(), (position[:, None] + places).flatten()
+            return self._ops.sample(flat, self._sampling(*every, needs)).view(shape)
 
         return guess
 

@@ -98,7 +98,7 @@ class Speculation:
         if self.drafter is None or not depth or not len(choices.drafts.lane):
             return None
         rows = choices.drafts.tell
-        here = state.look_ahead(rows=rows)
+        here = state.look_ahead(rows=rows, uniform=lanes.uniform)
         step = VerifiedStep(
             here=here,
             tokens=table,

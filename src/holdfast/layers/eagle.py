@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ..ops.rope.reference import RotarySpec
 from .attention import Attention, AttentionShape
 from .batch import Batch, Build
 from .delta_net import DeltaNet, DeltaNetShape
-from .linear import Linear, RMSNorm, Stream
+from .linear import Linear, RMSNorm, Stream, norms_beside
 from .mlp import GatedMLP
 from .rotary import Rotary
 
@@ -123,14 +124,18 @@ class EagleThreeHead(EagleHead):
         return self.fc(known)
 
     def entry(self, embedding: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        return previous, torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
+        return previous, norms_beside((self.embedding_norm, embedding), (self.hidden_norm, previous))
 
     def logits(self, hidden: Tensor) -> Tensor:
         found = self.lm_head(self.norm(hidden))
-        if (drafted := self.drafted()) is None:
+        if self._drafted is None:
             return found
         # in the model's own numbering, for noise goes by that
-        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, drafted, found)
+        return found.new_full((len(found), self.vocab), -torch.inf).index_copy_(1, self._drafted, found)
+
+    @cached_property
+    def _drafted(self) -> Tensor | None:
+        return self.drafted()
 
     def drafted(self) -> Tensor | None:
         """[draft_vocab]: the tokens that it can draft; None: all."""

@@ -164,8 +164,8 @@ class RMSNorm(nn.Module):
         self.ops, self.eps, self.zero_centred = build.ops, eps, zero_centred
         self.weight = parameter((size,), build.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=self.zero_centred)
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps, zero_centred=self.zero_centred, out=out)
 
     def of_stream(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """The stream, summed, and its norm."""
@@ -174,3 +174,14 @@ class RMSNorm(nn.Module):
             x = summed(stream)
             return x, self(x)
         return self.ops.add_rms_norm(x, added, self.weight, self.eps, zero_centred=self.zero_centred, out=tap)
+
+
+def norms_beside(*normed: tuple[RMSNorm, Tensor]) -> Tensor:
+    """Norms of as many vectors of each token, one beside the other."""
+    sizes = [x.shape[1] for _, x in normed]
+    joined = torch.empty(
+        len(normed[0][1]), sum(sizes), dtype=normed[0][0].weight.dtype, device=normed[0][1].device
+    )
+    for (norm, x), part in zip(normed, joined.split(sizes, 1), strict=True):
+        norm(x, out=part)
+    return joined

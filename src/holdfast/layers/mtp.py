@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .batch import Batch, Build
-from .linear import Linear, RMSNorm, Stream
+from .linear import Linear, RMSNorm, Stream, norms_beside
 
 
 class MTPHead(nn.Module):
@@ -41,5 +40,5 @@ class MTPHead(nn.Module):
         last.mixer.keep(last.mixer_norm.of_stream(stream)[1], batch)
 
     def _enter(self, embedding: Tensor, previous: Tensor) -> Stream:
-        joined = torch.cat((self.embedding_norm(embedding), self.hidden_norm(previous)), -1)
-        return Stream(self.fc(joined))
+        both = norms_beside((self.embedding_norm, embedding), (self.hidden_norm, previous))
+        return Stream(self.fc(both))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..corruption import Finding
-from .single_tokens import SingleTokens
+from .recorded import RecordedChecks
 from .stamps import Name, position_of
 
 
@@ -73,13 +73,13 @@ class RecordedInspection(Inspection):
         step: int,
         generations: Mapping[int, int],
         checks: Sequence[Check],
-        single_tokens: SingleTokens,
-        recorded: Callable[[], Tensor],
+        recorded: RecordedChecks,
+        told: Callable[[], Tensor],
     ) -> None:
         super().__init__(step, generations, checks)
-        self._single_tokens, self._recorded = single_tokens, recorded
+        self._recorded, self._told = recorded, told
 
     def findings(self) -> tuple[Finding, ...]:
-        own = self._single_tokens.findings(self._recorded(), self._step, self._generations)
+        own = self._recorded.findings(self._told(), self._step, self._generations)
         first = {(finding.what, finding.row): finding for finding in reversed(own)}
         return (*super().findings(), *first.values())

@@ -28,7 +28,7 @@ from .accesses import Accesses, Group, Use
 from .inspection import Check, Inspection, RecordedInspection
 from .kv_pool import KVPool
 from .poison import Poison
-from .single_tokens import NOBODY, SingleTokens
+from .recorded import NOBODY, RecordedChecks
 from .stamps import VOID, Chains, Name, Stamps
 from .state_pool import StatePool
 
@@ -119,7 +119,7 @@ class Sanitizer:
         self._poison = Poison(state, kv) if poison else None
         self._accesses = Accesses(slots=self._slots, rings=self._rings, pages=self._pages)
         self._accesses.watch(state, kv)
-        self.single_tokens = SingleTokens(
+        self.recorded = RecordedChecks(
             slots=self._slots,
             pages=self._pages,
             page_size=limits.page_size,
@@ -145,7 +145,7 @@ class Sanitizer:
         self._map(plan.pages)
         for grant in (*plan.grants, *plan.exports):
             self._slot_owner[grant.slot] = self._tickets[grant.row]
-        self.single_tokens.promise(plan.grants)
+        self.recorded.promise(plan.grants)
         for start in plan.starts:
             if start.base:
                 self._check_resumed(start, [p.page for p in plan.pages if p.row == start.row])
@@ -238,15 +238,15 @@ class Sanitizer:
                 self._check_read(group)
 
     def inspection(
-        self, number: int, further: Sequence[Check] = (), recorded: Callable[[], Tensor] | None = None
+        self, number: int, further: Sequence[Check] = (), told: Callable[[], Tensor] | None = None
     ) -> Inspection:
-        """Of the step that was settled. `further` checks are reported with it. `recorded` waits for the report of a
-        uniform step."""
+        """Of the step that was settled. `further` checks are reported with it. `told` waits for what a uniform step
+        has found, and ends with it."""
         padding = [self._poison.check_padding()] if self._poison else []
         checks = [*self._checks, *padding, *further]
-        if recorded is None:
+        if told is None:
             return Inspection(number, self._generations, checks)
-        return RecordedInspection(number, self._generations, checks, self.single_tokens, recorded)
+        return RecordedInspection(number, self._generations, checks, self.recorded, told)
 
     def _check_cursors(self, done: Done) -> None:
         """Does every lane stand where the plan means it to, and take the tokens that it means?"""

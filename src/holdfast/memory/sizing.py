@@ -224,8 +224,8 @@ def _computed_bytes(model: Model) -> int:
 
 
 def held_bytes(*holders: object) -> int:
-    """Bytes of all the tensors that these objects hold, however deep, each counted once."""
-    tensors: dict[int, Tensor] = {}
+    """Bytes of all the tensors that these objects hold, however deep, each counted once, whatever views there are."""
+    stored: dict[int, int] = {}
     seen: set[int] = set()
     left = list(holders)
     while left:
@@ -234,11 +234,12 @@ def held_bytes(*holders: object) -> int:
             continue
         seen.add(id(item))
         if isinstance(item, Tensor):
-            tensors[id(item)] = item
+            storage = item.untyped_storage()
+            stored[storage._cdata] = storage.nbytes()
         elif isinstance(item, Mapping):
             left += item.values()
         elif isinstance(item, (list, tuple)):
             left += item
         elif type(item).__module__.startswith("holdfast."):
             left += getattr(item, "__dict__", {}).values()
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return sum(stored.values())

@@ -124,7 +124,9 @@ class StatePool:
             uniform=uniform,
         )
 
-    def look_ahead(self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None) -> StateStep:
+    def look_ahead(
+        self, *, rows: Tensor, tokens: int = 1, tree: Tree | None = None, uniform: bool = False
+    ) -> StateStep:
         """So many tokens for each row, from where it stands. They are uncertain: their entries are appended, but
         nothing is folded and no cursor moves, so the step that absorbs what stands there overwrites them."""
         lanes, counts = len(rows), torch.full_like(rows, tokens)
@@ -148,6 +150,7 @@ class StatePool:
             grid=self.grid,
             ahead=tokens,
             tree=tree,
+            uniform=uniform,
             token_places=(row, position),
         )
 

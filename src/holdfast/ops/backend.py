@@ -90,8 +90,12 @@ class Ops:
         """x [tokens, heads, inputs], weight [heads, outputs, inputs] -> [tokens, heads, outputs]"""
         return torch.einsum("thi,hoi->tho", x, weight)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
-        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        """In `out`, if that is given."""
+        normed = norm.rms_norm(x, weight, eps, zero_centred=zero_centred)
+        return normed if out is None else out.copy_(normed)
 
     def add_rms_norm(
         self,
@@ -354,8 +358,11 @@ class ExactOps(Ops):
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         return _in_blocks(lambda block: super(ExactOps, self).linear_per_head(block, weight), x)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
-        return _in_blocks(lambda block: norm.rms_norm(block, weight, eps, zero_centred=zero_centred), x)
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        normed = _in_blocks(lambda block: norm.rms_norm(block, weight, eps, zero_centred=zero_centred), x)
+        return normed if out is None else out.copy_(normed)
 
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool = False

@@ -57,8 +57,10 @@ class TritonOps(Ops):
             return linear.gated(x, weight)
         return super().gated_linear(x, weight, bias)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False) -> Tensor:
-        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred)[1]
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        return norm.rms_norm(x, weight, eps, zero_centred=zero_centred, out=out)[1]
 
     def add_rms_norm(
         self,

@@ -49,7 +49,8 @@ def plan_drafter(engine: EngineConfig, model: Description) -> DrafterPlan | None
     if config.method == "eagle_multi":
         return _eagle_multi(config)
     if config.method == "dflash":
-        return _dflash(config)
+        # under a sanitizer every token is absorbed at once
+        return _dflash(config, remembers=0 in config.depths and engine.sanitizer == "off")
     lookup = {"longest": config.prompt_lookup_max, "shortest": config.prompt_lookup_min}
     return DrafterPlan(lambda build, model: NGram(max(config.depths), build.ops, **lookup))
 
@@ -107,13 +108,13 @@ def _eagle_multi(config: SpeculativeConfig) -> DrafterPlan:
     return DrafterPlan(lay_out, tuple(Files(*each) for each in files))
 
 
-def _dflash(config: SpeculativeConfig) -> DrafterPlan:
+def _dflash(config: SpeculativeConfig, *, remembers: bool) -> DrafterPlan:
     directory, depth = _directory(config), max(config.depths)
     own = dflash.parse(read_config(directory), f"{directory}/config.json")
 
     def lay_out(build: Build, model: CausalLM) -> Drafter:
         head, known = own.build(build, model, depth=depth), None
-        if 0 in config.depths:
+        if remembers:
             known = Previous(build, "known", head.known_width, longer=PATIENCE)
         return DFlash(depth, head, model, own.layer_ids, own.mask_token, known)
 

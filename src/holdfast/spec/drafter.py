@@ -49,7 +49,8 @@ class VerifiedStep:
     longest  no lane's position is beyond this
     depth    so many drafts are asked for, at least 1 and at most the drafter's own depth
     choose   (logits [N, vocab], place) -> [N]: what each lane would choose so many places after its last token,
-             with the noise by which the model's own choice will be made
+             with the noise by which the model's own choice will be made; [N, T, vocab] -> [N, T]: at T places
+             from that one on
     """
 
     here: StateStep
@@ -82,7 +83,8 @@ class VerifiedStep:
 
     def window(self, tokens: Tensor, tree: Tree | None = None) -> Batch:
         """Several [N, T], from where each lane stands. `tree` says which of them see which."""
-        step = self.state.look_ahead(rows=self.rows, tokens=tokens.shape[1], tree=tree)
+        uniform = self.here.uniform
+        step = self.state.look_ahead(rows=self.rows, tokens=tokens.shape[1], tree=tree, uniform=uniform)
         return self._batch(tokens.flatten(), step)
 
     def _batch(self, tokens: Tensor, step: StateStep) -> Batch:
@@ -159,7 +161,6 @@ class Drafter(nn.Module):
             layer.name = PREFIX + layer.name
 
 
-def all_meant(tokens: list[Tensor]) -> Draft:
-    """step.depth times [N]: a chain in which every draft was meant."""
-    stacked = torch.stack(tokens, 1)
-    return Draft(stacked, torch.full_like(stacked[:, 0], len(tokens)))
+def all_meant(tokens: Tensor) -> Draft:
+    """[N, step.depth]: a chain in which every draft was meant."""
+    return Draft(tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))

@@ -7,6 +7,7 @@ does. Where the token is a guess, it is the head's own.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ..config import ConfigError
@@ -59,7 +60,7 @@ class Eagle(Drafter):
             hidden = self.head(embedding, hidden, batch)
             token = step.choose(self.head.logits(hidden), by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 def check_drafted(head: EagleHead) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..layers.batch import Batch, Build
@@ -82,7 +83,7 @@ class EagleMulti(Drafter):
             token = step.choose(head.logits(hidden), by + 1)
             drafts.append(token)
             before = [hidden, *self._pass(by + 1, embedding, before[1:], batch)][: step.depth - by - 1]
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
     def _pass(self, first: int, embedding: Tensor, before: Sequence[Tensor], batch: Batch) -> list[Tensor]:
         """The token through the heads that draft later."""

@@ -87,7 +87,7 @@ class MTP(Drafter):
             hidden = self.head(embedding, hidden, batch)
             token = step.choose(self._logits(hidden), by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))
 
 
 def head_renamer(rename: Rename) -> Rename:

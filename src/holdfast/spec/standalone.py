@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from ..layers.batch import Batch
@@ -36,4 +37,4 @@ class Standalone(Drafter):
             logits = self.model.logits(self.model(step.ahead(by, token)))
             token = step.choose(logits, by + 1)
             drafts.append(token)
-        return all_meant(drafts)
+        return all_meant(torch.stack(drafts, 1))

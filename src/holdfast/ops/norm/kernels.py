@@ -21,7 +21,7 @@ def _normed(x, scale, size, eps, kind: tl.constexpr, ZERO_CENTRED: tl.constexpr)
 @triton.jit
 def rms_norm(
     x, added, weight, summed, out, x_stride, x_head, added_stride, added_head, summed_stride, summed_head,
-    rows, heads, size, eps,
+    out_stride, out_head, rows, heads, size, eps,
     ADD: tl.constexpr, ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x, added, summed, out [tokens, heads, size], `rows` (token, head) pairs in all; a program takes ROWS of them.
@@ -31,7 +31,6 @@ def rms_norm(
     row, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (columns < size)[None, :] & (row < rows)[:, None]
     token, head = (row // heads).to(tl.int64)[:, None], (row % heads)[:, None]
-    dense = row.to(tl.int64)[:, None] * size + columns[None, :]
     scale = tl.load(weight + columns, mask=columns < size, other=0.0)
     follow(EARLY)
     value = tl.load(x + token * x_stride + head * x_head + columns[None, :], mask=inside, other=0.0)
@@ -41,7 +40,8 @@ def rms_norm(
         value = (value.to(tl.float32) + more.to(tl.float32)).to(summed.dtype.element_ty)
         tl.store(summed + token * summed_stride + head * summed_head + columns[None, :], value, mask=inside)
     result = _normed(value.to(tl.float32), scale, size, eps, weight.dtype.element_ty, ZERO_CENTRED)
-    tl.store(out + dense, result.to(out.dtype.element_ty), mask=inside)
+    place = out + token * out_stride + head * out_head + columns[None, :]
+    tl.store(place, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -21,12 +21,14 @@ def rms_norm(
     zero_centred: bool = False,
     added: Tensor | None = None,
     summed: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, or x + added, in `summed` if that is given; and its norm. x [tokens, size] or [tokens, heads, size], the
-    last axis contiguous."""
+    """x, or x + added, in `summed` if that is given; and its norm, in `out` if that is. x [tokens, size] or
+    [tokens, heads, size], the last axis contiguous."""
     size = x.shape[-1]
     heads = x.shape[1] if x.dim() == 3 else 1
-    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     if added is None:
         summed = x
     elif summed is None:
@@ -36,8 +38,8 @@ def rms_norm(
     cut, grid = _cut(rows, size)
     if rows:
         kernels.rms_norm[grid](
-            x, other, weight, summed, out, *_strides(x), *_strides(other), *_strides(summed), rows, heads, size,
-            eps, ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
+            x, other, weight, summed, out, *_strides(x), *_strides(other), *_strides(summed), *_strides(out),
+            rows, heads, size, eps, ADD=added is not None, ZERO_CENTRED=zero_centred, **cut, **early(x.device),
         )  # fmt: skip
     return summed, out
 

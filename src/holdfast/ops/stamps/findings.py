@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-CURSOR, TOKEN, READ, WRITE, PUBLISH = range(5)
-WHAT = ("cursor", "read", "read", "write", "publish")
+CURSOR, TOKEN, READ, WRITE, PUBLISH, ACCEPT = range(6)
+WHAT = ("cursor", "read", "read", "write", "publish", "accept")
 MOST = 64
 """Findings of a step that are kept."""
 NO_STATE, NO_STAMP = -1, -2

@@ -1,4 +1,4 @@
-"""Stamps of a step of single tokens, compared and written in Triton. What they mean is told in `memory.stamps`.
+"""Stamps of a step of windows, compared and written in Triton. What they mean is told in `memory.stamps`.
 
 Findings go to one buffer (`findings`). A program reports the first that it meets of each kind. A lane whose row is 0
 is padding, and nothing is looked at for it.
@@ -15,7 +15,8 @@ FIELDS = tl.constexpr(findings.FIELDS)
 MOST = tl.constexpr(findings.MOST)
 NO_STATE, NO_STAMP = tl.constexpr(findings.NO_STATE), tl.constexpr(findings.NO_STAMP)
 CURSOR, TOKEN = tl.constexpr(findings.CURSOR), tl.constexpr(findings.TOKEN)
-READ, WRITE, PUBLISH = map(tl.constexpr, (findings.READ, findings.WRITE, findings.PUBLISH))
+READ, WRITE = tl.constexpr(findings.READ), tl.constexpr(findings.WRITE)
+PUBLISH, ACCEPT = tl.constexpr(findings.PUBLISH), tl.constexpr(findings.ACCEPT)
 POSITION = tl.constexpr((1 << 24) - 1)
 """The bits of a stamp that say how long the text is."""
 
@@ -42,21 +43,56 @@ def _after(stamp, token, keys, longest):
 
 
 @triton.jit
-def _misplaced(meant, meant_row, stand, lane, row, count, at):
-    """Was a layer given another lane than the plan means, or another place for it?"""
-    other = (row != tl.load(meant + lane)) | (count != tl.load(meant + 3 * meant_row + lane))
-    return other | (at != tl.load(stand + row))
+def _misplaced(wanted, takes, ahead, stand, lane, row, count, at):
+    """Was a layer given another lane than is meant, or another place for it?"""
+    other = (row != tl.load(wanted + lane)) | (count != tl.load(takes + lane))
+    return other | (at != tl.load(stand + row) + ahead)
 
 
 @triton.jit
+def cursors(
+    found, missing,  # a state that nobody used, or -1
+    meant, meant_row,  # [4, lanes]: row, least and most position, tokens; as the plan has them
+    rows, counts, position, drafts, tokens,  # [lanes], tokens [lanes, window]; drafts: the last of them
+    stand, chain, chain_row, keys, longest, window,
+):  # fmt: skip
+    """One program for each lane: does it stand where its row should, with the tokens that should be there? Drafts are
+    what they are: the row's text goes on with them."""
+    lane = tl.program_id(0)
+    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
+    wanted = tl.load(meant + lane)
+    least, most = tl.load(meant + meant_row + lane), tl.load(meant + 2 * meant_row + lane)
+    begin, takes = tl.load(stand + wanted), tl.load(meant + 3 * meant_row + lane)
+    lost = (row != wanted) | (count != takes)
+    lost = lost | ((wanted > 0) & ((at != begin) | (begin > most) | (begin < least)))
+    _report(found, lost, CURSOR, NO_STATE, wanted, row, begin, NO_STAMP)
+    if wanted > 0:
+        _report(found, missing >= 0, WRITE, missing, wanted, 0, 0, NO_STAMP)
+        text, known = chain + wanted * chain_row + begin, takes - tl.load(drafts + lane)
+        stamp = tl.load(text)
+        for place in range(takes):
+            stamp = _after(stamp, tl.load(tokens + lane * window + place), keys, longest)
+            stood = tl.load(text + place + 1)
+            other = (place < known) & (stamp != stood)
+            _report(found, other, TOKEN, NO_STATE, wanted, wanted, begin + place + 1, NO_STAMP)
+            stamp = tl.where(place < known, stood, stamp)
+            tl.store(text + place + 1, stamp)
+
+
+@triton.jit(do_not_specialize=["ahead"])
 def recurrent(
     found, states, ring, ring_state, slots, slots_state,  # states [n, 2]: which of the ring's stamps, of the slots'
-    meant, meant_row, rows, counts, position, base, read_slot, end_base, write_slot,  # [lanes]
-    stand, tickets, slot_owner, chain, chain_row, CAP: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr,
+    wanted, takes, rows, counts, position, base, read_slot, end_base, write_slot,  # [lanes]
+    ahead, stand, tickets, slot_owner, chain, chain_row,
+    CAP: tl.constexpr, BC: tl.constexpr, REACH: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """One program for each lane and state: what the token needs is there, and it is written where it may be.
+    """One program for each lane and state: what the window needs is there, and its tokens are written where they may
+    be.
 
-    REACH  inputs that are read before the token, and kept with a checkpoint; 0: all entries since the checkpoint
+    ahead          lanes begin so far beyond where their rows stand
+    wanted, takes  rows, and how many tokens each takes
+    REACH          inputs that are read before a token, and kept with a checkpoint; 0: all entries since that
+    BT             at least the tokens of a window
     """
     lane, number = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + lane)
@@ -73,12 +109,12 @@ def recurrent(
         place = (
             at - 1 - (at - 1 - cell + BC * CAP) % CAP
         )  # the last position before this one that is kept there
-        wanted = (cell < CAP) & (place >= start)
+        needed = (cell < CAP) & (place >= start)
         if REACH:
             before_fold = folds & (place >= end - REACH) & (place < end)
-            wanted = wanted & (((count > 0) & (place >= at - REACH)) | before_fold)
-        held = tl.load(cells + cell, mask=wanted, other=0)
-        wrong = wanted & (held != tl.load(text + place + 1, mask=wanted, other=0))
+            needed = needed & (((count > 0) & (place >= at - REACH)) | before_fold)
+        held = tl.load(cells + cell, mask=needed, other=0)
+        wrong = needed & (held != tl.load(text + place + 1, mask=needed, other=0))
         first = tl.min(tl.where(wrong, place, at), 0)
         stamp = tl.sum(tl.where(wrong & (place == first), held, 0), 0)
         _report(found, first < at, READ, state, row, row * CAP + first % CAP, first + 1, stamp)
@@ -92,26 +128,28 @@ def recurrent(
             _report(found, other, READ, state, row, came_from, start, stamp)
 
         tl.debug_barrier()  # a fold may be in place
-        misplaced = _misplaced(meant, meant_row, stand, lane, row, count, at)
+        misplaced = _misplaced(wanted, takes, ahead, stand, lane, row, count, at)
         if folds:
             slot = tl.load(write_slot + lane)
-            foreign = (tl.load(slot_owner + slot) != tl.load(tickets + row)) | (end > at + count) | misplaced
+            foreign = (tl.load(slot_owner + slot) != tl.load(tickets + row)) | (end > at) | misplaced
             _report(found, foreign, WRITE, state, row, slot, end, NO_STAMP)
             tl.store(saved + slot, tl.load(text + end))
         if count > 0:
             _report(found, misplaced, WRITE, state, row, row * CAP + at % CAP, at + 1, NO_STAMP)
-            tl.store(cells + at % CAP, tl.load(text + at + 1))
+            token = at + tl.arange(0, BT)
+            stamps = tl.load(text + token + 1, mask=token < at + count, other=0)
+            tl.store(cells + token % CAP, stamps, mask=token < at + count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead"])
 def paged(
     found, states, first_state, stamps, stamps_state,  # states [n, 2]: which of the stamps
-    pages, pages_row, meant, meant_row, rows, counts, position,
-    stand, tickets, page_owner, chain, chain_row,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    pages, pages_row, wanted, takes, rows, counts, position,
+    ahead, stand, tickets, page_owner, chain, chain_row,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """One program for each lane, layer and BLOCK * BLOCKS positions: all pages hold the row's tokens. The first one
-    of them looks after the token that is written."""
+    of them looks after the tokens that are written."""
     lane, number, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
     begin = part * BLOCK * BLOCKS
@@ -121,57 +159,78 @@ def paged(
         there, text, table = stamps + own * stamps_state, chain + row * chain_row, pages + row * pages_row
         for block in range(BLOCKS):
             place = begin + block * BLOCK + tl.arange(0, BLOCK)
-            wanted = place < at
-            page = tl.load(table + place // PAGE, mask=wanted, other=0).to(tl.int64)
-            held = tl.load(there + page * PAGE + place % PAGE, mask=wanted, other=0)
-            wrong = wanted & (held != tl.load(text + place + 1, mask=wanted, other=0))
+            needed = place < at
+            page = tl.load(table + place // PAGE, mask=needed, other=0).to(tl.int64)
+            held = tl.load(there + page * PAGE + place % PAGE, mask=needed, other=0)
+            wrong = needed & (held != tl.load(text + place + 1, mask=needed, other=0))
             first = tl.min(tl.where(wrong, place, at), 0)
             stamp = tl.sum(tl.where(wrong & (place == first), held, 0), 0)
             where = tl.sum(tl.where(place == first, page * PAGE + place % PAGE, 0), 0)
             _report(found, first < at, READ, state, row, where, first + 1, stamp)
         if part == 0:
-            page = tl.load(table + at // PAGE).to(tl.int64)
-            foreign = tl.load(page_owner + page) != tl.load(tickets + row)
-            foreign = foreign | _misplaced(meant, meant_row, stand, lane, row, count, at)
-            _report(found, foreign, WRITE, state, row, page * PAGE + at % PAGE, at + 1, NO_STAMP)
-            tl.store(there + page * PAGE + at % PAGE, tl.load(text + at + 1))
+            place = at + tl.arange(0, BT)
+            written = place < at + count
+            page = tl.load(table + place // PAGE, mask=written, other=0).to(tl.int64)
+            owner = tl.load(page_owner + page, mask=written, other=0)
+            foreign = owner != tl.load(tickets + row)
+            foreign = foreign | _misplaced(wanted, takes, ahead, stand, lane, row, count, at)
+            first = tl.min(tl.where(written & foreign, place, at + count), 0)
+            where = tl.sum(tl.where(place == first, page * PAGE + place % PAGE, 0), 0)
+            _report(found, first < at + count, WRITE, state, row, where, first + 1, NO_STAMP)
+            stamps_of = tl.load(text + place + 1, mask=written, other=0)
+            tl.store(there + page * PAGE + place % PAGE, stamps_of, mask=written)
 
 
 @triton.jit
-def cursors(
-    found, missing,  # a state that nobody used, or -1
-    meant, meant_row,  # [4, lanes]: row, least and most position, tokens; as the plan has them
-    rows, counts, position, tokens, tell, chosen,  # [lanes]; tell: rows that are given what was chosen
-    stand, chain, chain_row, keys, longest,
+def accepted(
+    found, meant, meant_row, rows, drafts, first, tell, kept, chosen,  # [lanes], chosen [lanes, window]
+    stand, chain, chain_row, keys, longest,  # tell: rows that are given what was chosen; kept: drafts
     used, granted, granted_row, slots, slots_state, num_states, slot_owner,  # granted [2, rows]: slot, line
     NOBODY: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """One program for each lane: does it stand where its row should, with the token that should be there? Then the
-    row stands behind that token, and what was chosen comes after it. A slot that was promised and used holds its
-    line in every state, and belongs to nobody from now on."""
+    """One program for each lane: a draft that was kept is what was chosen in its place. Then the row stands behind
+    it, and what was chosen next comes after it. A slot that was promised and used holds its line in every state,
+    and belongs to nobody from now on."""
     lane = tl.program_id(0)
-    row, count, at = tl.load(rows + lane), tl.load(counts + lane), tl.load(position + lane)
     wanted = tl.load(meant + lane)
-    least, most = tl.load(meant + meant_row + lane), tl.load(meant + 2 * meant_row + lane)
-    begin, takes = tl.load(stand + wanted), tl.load(meant + 3 * meant_row + lane)
-    lost = (row != wanted) | (count != takes)
-    lost = lost | ((wanted > 0) & ((at != begin) | (begin > most) | (begin < least)))
-    _report(found, lost, CURSOR, NO_STATE, wanted, row, begin, NO_STAMP)
     if wanted > 0:
-        _report(found, missing >= 0, WRITE, missing, wanted, 0, 0, NO_STAMP)
-        text, end = chain + wanted * chain_row, begin + takes
-        if takes > 0:
-            made = _after(tl.load(text + begin), tl.load(tokens + lane), keys, longest)
-            _report(found, made != tl.load(text + end), TOKEN, NO_STATE, wanted, wanted, end, NO_STAMP)
-        tl.store(stand + wanted, end)
-        if (tl.load(tell + lane) > 0) & (end < longest):
-            tl.store(text + end + 1, _after(tl.load(text + end), tl.load(chosen + lane), keys, longest))
+        proposed, certain = tl.load(drafts + lane), tl.load(kept + lane)
+        known = tl.load(stand + wanted) + tl.load(meant + 3 * meant_row + lane) - proposed
+        text, choice = chain + wanted * chain_row + known, chosen + tl.load(first + lane)
+        wrong = certain > proposed
+        for place in range(tl.minimum(certain, proposed)):
+            stamp = _after(tl.load(text + place), tl.load(choice + place), keys, longest)
+            wrong = wrong | (stamp != tl.load(text + place + 1))
+        _report(found, wrong, ACCEPT, NO_STATE, wanted, wanted, known + certain, NO_STAMP)
+        tl.store(stand + wanted, known + certain)
+        if (tl.load(tell + lane) > 0) & (known + certain < longest):
+            last = _after(tl.load(text + certain), tl.load(choice + certain), keys, longest)
+            tl.store(text + certain + 1, last)
+    row = tl.load(rows + lane)
     if (row > 0) & (tl.load(used + lane) > 0):
         slot, line = tl.load(granted + row), tl.load(granted + granted_row + row)
         state = tl.arange(0, BS)
         held = tl.load(slots + state * slots_state + slot, mask=state < num_states, other=0)
-        wrong = (state < num_states) & (held != tl.load(chain + row * chain_row + line))
-        first = tl.min(tl.where(wrong, state, BS), 0)
-        stamp = tl.sum(tl.where(state == first, held, 0), 0)
-        _report(found, first < BS, PUBLISH, first, row, slot, line, stamp)
+        other = (state < num_states) & (held != tl.load(chain + row * chain_row + line))
+        nth = tl.min(tl.where(other, state, BS), 0)
+        _report(found, nth < BS, PUBLISH, nth, row, slot, line, tl.sum(tl.where(state == nth, held, 0), 0))
         tl.store(slot_owner + slot, NOBODY)
+
+
+@triton.jit
+def drafted(
+    found, rows, position, drafts, depth,  # [lanes], drafts [lanes, depth]
+    stand, chain, chain_row, keys, longest,
+):  # fmt: skip
+    """One program for each lane: it stands where its row does; and the row's text goes on with what was drafted,
+    behind the token that was chosen last."""
+    lane = tl.program_id(0)
+    row, at = tl.load(rows + lane), tl.load(position + lane)
+    if row > 0:
+        stands = tl.load(stand + row)
+        _report(found, at != stands, CURSOR, NO_STATE, row, row, stands, NO_STAMP)
+        text = chain + row * chain_row + stands + 1
+        stamp = tl.load(text)
+        for place in range(tl.minimum(depth, longest - stands - 1)):
+            stamp = _after(stamp, tl.load(drafts + lane * depth + place), keys, longest)
+            tl.store(text + place + 1, stamp)

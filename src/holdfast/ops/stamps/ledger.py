@@ -26,3 +26,11 @@ class Ledger:
     page_owner: Tensor
     chain: Tensor
     keys: Tensor
+
+
+@dataclass(frozen=True)
+class Meant:
+    """Of each lane: its row, and how many tokens it takes."""
+
+    rows: Tensor
+    tokens: Tensor

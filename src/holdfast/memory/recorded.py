@@ -1,5 +1,5 @@
-"""The sanitizer's checks of a uniform step of single tokens: on the device, and in the same shapes whatever it
-holds, so that they are recorded with it.
+"""The sanitizer's checks of a uniform step: on the device, and in the same shapes whatever it holds, so that they are
+recorded with it.
 
 Kernels work out their places themselves, from the step that they are given. So what a layer tells is that step, and
 layers that were given the same one are checked together, each state by itself. What they find is the end of the
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..corruption import Finding
+from ..ops.acceptance.reference import Drafts
 from ..ops.stamps.findings import CURSOR, NO_STAMP, NO_STATE, SIZE, WHAT, Found, read
-from ..ops.stamps.ledger import Ledger
+from ..ops.stamps.ledger import Ledger, Meant
 from ..ops.step import StateStep
 from ..ops.transfer import Buffer, to_device
 from ..plan import Grant, RowWork
@@ -28,7 +29,7 @@ NOBODY = -1
 """The owner of a place that must not be written."""
 
 
-class SingleTokens:
+class RecordedChecks:
     def __init__(
         self,
         *,
@@ -49,17 +50,10 @@ class SingleTokens:
         """What is meant, and then what is found: the host sends that with 0 for the number of these."""
         self.found = self._told.device[4 * rows :]
         """What the last step has shown; the next one overwrites it."""
+        meant = self._told.device[: 4 * rows].view(4, rows)
         granted = torch.zeros(2, rows, dtype=torch.int64, device=device)
-        self._ledger = Ledger(
-            self._told.device[: 4 * rows].view(4, rows),
-            granted,
-            stand,
-            tickets,
-            slot_owner,
-            page_owner,
-            chain,
-            keys,
-        )
+        self._ledger = Ledger(meant, granted, stand, tickets, slot_owner, page_owner, chain, keys)
+        self._meant = Meant(meant[0], meant[3])
 
     def promise(self, grants: Sequence[Grant]) -> None:
         if grants:
@@ -80,48 +74,55 @@ class SingleTokens:
         )
         self._told.fill(told, turn)
 
-    def check_places(self, uses: Sequence[Use]) -> None:
-        """Of all states. It runs beside what follows, until `settle`: for nothing here depends on what is chosen."""
+    def check(self, uses: Sequence[Use], step: StateStep, tokens: Tensor, drafts: Drafts) -> None:
+        """Cursors, tokens and the places of all states. It runs beside what follows, until `settle`: for nothing here
+        depends on what is chosen."""
         from ..ops.stamps import triton as checks  # where steps are uniform there is Triton
         from ..ops.twins.launch import beside
 
         with beside(self.found.device):
+            missing = self._unused(uses)
+            checks.check_cursors(self.found, self._ledger, step, tokens, drafts.drafts, missing=missing)
             for use in uses:
-                step, pages, held = use.place.step, use.place.pages, use.stamps.held
-                to = (self.found, self._ledger, step, use.states, held)
-                if pages is not None:
-                    checks.check_paged(*to, pages, self._page_size, first_state=len(self._slots.names))
-                else:
-                    checks.check_recurrent(*to, self._slots.held, use.reach)
+                self._check_places(use, self._meant)
 
     def settle(
-        self,
-        uses: Sequence[Use],
-        step: StateStep,
-        *,
-        tokens: Tensor,
-        tell: Tensor,
-        chosen: Tensor,
-        used: Tensor,
+        self, step: StateStep, *, drafts: Drafts, accepted: Tensor, chosen: Tensor, used: Tensor
     ) -> None:
-        """As `Sanitizer.settle`, when places have been checked. tell: rows that are given what was chosen; used:
-        grants, by lane"""
+        """As `Sanitizer.settle`, when all else has been checked. chosen [S]; used: grants, by lane"""
         from ..ops.stamps import triton as checks
         from ..ops.twins.launch import join
 
         join(self.found.device)
-        checks.check_cursors(
+        checks.check_accepted(
             self.found,
             self._ledger,
             step,
             self._slots.held,
-            tokens=tokens,
-            tell=tell,
+            drafts=drafts,
+            accepted=accepted,
             chosen=chosen,
             used=used,
-            missing=self._unused(uses),
             nobody=NOBODY,
         )
+
+    def settle_drafts(self, uses: Sequence[Use], here: StateStep, drafts: Tensor) -> None:
+        """As `Sanitizer.settle_drafts`, of a chain. here: where the rows stood"""
+        from ..ops.stamps import triton as checks
+
+        if uses:
+            checks.extend(self.found, self._ledger, here, drafts)
+        for use in uses:
+            self._check_places(use, Meant(here.rows, use.place.step.counts))
+
+    def _check_places(self, use: Use, meant: Meant) -> None:
+        from ..ops.stamps import triton as checks
+
+        to = (self.found, self._ledger, meant, use.place.step, use.states, use.stamps.held)
+        if use.place.pages is not None:
+            checks.check_paged(*to, use.place.pages, self._page_size, first_state=len(self._slots.names))
+        else:
+            checks.check_recurrent(*to, self._slots.held, use.reach)
 
     def _unused(self, uses: Sequence[Use]) -> int:
         """Every state keeps something of each token. One that kept nothing was mistaken for another."""
