@@ -66,12 +66,12 @@ class StepCosts:
 
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
         kind = (band(rows), depth)
-        cell = self._cells.setdefault(kind, Cell())
+        cell = self._cells.get(kind) or self._cells.setdefault(kind, Cell())
         self._steps += 1
         self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
         if cell.times and not self._stay:
             self._resume(cell)
-        before = self._at(cell, context) if cell.times else 0.0
+        before = self._at(cell, context) if self._shared and cell.times else 0.0
         if len(cell.times) >= ENOUGH and context != cell.contexts[0]:
             self._learn_context(cell, context, seconds)
         cell.times.append(seconds)
