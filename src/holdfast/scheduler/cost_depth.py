@@ -69,17 +69,19 @@ class Deal:
     """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
     not much worse. (What looks different is often chance.)"""
 
-    def __init__(self, rates: dict[Row, float], most: int) -> None:
+    def __init__(self, rates: dict[Row, float], expected: list[float]) -> None:
+        """expected  tokens that a row gets from a step with 0, 1, 2, ... drafts, if all get as many"""
         self._rows = list(rates)
-        places = range(1, most + 1)
+        places = range(1, len(expected))
         ranked = sorted(((rate**place, row) for row, rate in rates.items() for place in places), reverse=True)
         self._ranked = [row for _, row in ranked]
         dealt = [0.0, *accumulate(chance for chance, _ in ranked)][:: len(rates)]
         alike = [0.0, *accumulate(sum(rate**place for rate in rates.values()) for place in places)]
-        tokens = [(1 + n / len(rates), 1 + m / len(rates)) for n, m in zip(alike, dealt, strict=True)]
-        self._unlike = [m > UNLIKE * n for n, m in tokens]
-        self.expected = [m if m > UNLIKE * n else n for n, m in tokens]
-        """Tokens that a row gets from a step with 0, 1, 2, ... drafts, on average over the rows."""
+        gains = [(len(rates) + m) / (len(rates) + n) for n, m in zip(alike, dealt, strict=True)]
+        self._unlike = [gain > UNLIKE for gain in gains]
+        told = zip(expected, gains, self._unlike, strict=True)
+        self.expected = [tokens * gain if unlike else tokens for tokens, gain, unlike in told]
+        """On average over the rows."""
 
     def shares(self, depth: int) -> dict[Row, int]:
         """Of `depth` drafts for each row on average."""
@@ -157,7 +159,7 @@ class CostDepth(Depth):
         elif (trial := self._due(rates)) is not None:
             self.depth, self.reason, self._tried = trial, "probe", trial
             self._holds = self._length(trial) - 1
-        elif not self._ragged and self.depth == before:
+        elif self.depth == before:
             self._holds = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         if deal:
             looks = self.reason == "probe" and self._length(self.depth) == LOOK
@@ -265,7 +267,8 @@ class CostDepth(Depth):
     def _deal(self) -> Deal:
         rates = self._survival.rates()
         mean = sum(rates) / len(rates)
-        return Deal({work.row: self._rate(work, mean) for work in self._rows}, self._most)
+        chances = {work.row: self._rate(work, mean) for work in self._rows}
+        return Deal(chances, self._survival.expected())
 
     def _rate(self, work: RowWork, mean: float) -> float:
         own = self._own.get(work.row)
