@@ -31,6 +31,8 @@ SAME = 4
 REST, REST_WITHOUT_DRAFTS = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
 short, and the host must not take longer to decide than the device to compute."""
+MANY = 8
+"""Rows; of steps with so many only every fourth is learned from while a decision holds, for the same reason."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -54,6 +56,8 @@ class Launched(NamedTuple):
     """It made as many, so its time is that of this depth."""
     trial: int | None
     """The depth that was tried in it, or just before."""
+    passed: bool
+    """There is no time to learn from it."""
 
 
 @dataclass
@@ -167,7 +171,7 @@ class CostDepth(Depth):
         return max(self._shares.values(), default=self.depth)
 
     def share(self, row: Row) -> int:
-        return self._shares.get(row, self.depth)
+        return self._shares.get(row, self.depth) if self._shares else self.depth
 
     def why(self) -> str:
         rows, rates = self._load.rows, self._promises(self._takes())
@@ -288,7 +292,9 @@ class CostDepth(Depth):
         if self.reason != "probe":
             self._after = max(0, self._after - 1)
         self._verified = verified
-        self._flight[plan.step] = Launched(self._load, verified, steady, trial)
+        rests = self._held and self.depth > 0 and self.reason == "best" and trial is None
+        passed = rests and not self._ragged and self._load.rows >= MANY and self._holds % 4 > 0
+        self._flight[plan.step] = Launched(self._load, verified, steady, trial, passed)
 
     def _observe(self, plan: StepPlan) -> int | None:
         """Rows that will choose in the next step; and how many drafts each of this one has, if all are windows."""
@@ -314,10 +320,15 @@ class CostDepth(Depth):
 
     def collected(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
+        if launched.passed:
+            self._earned += result.seconds
+            return
         if launched.verified is not None:
             self._settle_accounts(launched, result)
         if launched.verified is not None and launched.steady:
             self._costs.learn(launched.load.rows, launched.verified, launched.load.context, result.seconds)
+        if launched.verified == 0:
+            return
         rows = zip(result.work, result.tokens, strict=True)
         verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
         self._windows += [(work.window.drafts, accepted) for work, accepted in verified]
