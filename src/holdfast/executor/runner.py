@@ -117,7 +117,9 @@ class Runner:
         before = None
         for plan in largest_steps(self._limits, max(self.depths)):
             step = self.launch(plan)
-            if before is not None:  # two at a time, as steps overlap: the next one's inputs go through the same memory
+            if (
+                before is not None
+            ):  # two at a time, as steps overlap: the next one's inputs go through the same memory
                 before.report.wait()
             before = step
         if before is not None:
