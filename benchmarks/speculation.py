@@ -5,9 +5,11 @@
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from
-the step by which each has a token to the first that ends an answer. Medians over --reps, whose kinds take turns, on a
-GPU after a round that is not counted. One engine serves all depths of a drafter; none is an engine without one. A
-server learns once what steps of each kind take; here adaptive depth does so in --learning runs before the others.
+the step by which each has a token to the first that ends an answer. Medians over --reps, in each of which all kinds
+have a turn, and another begins; on a GPU after a round that is not counted. Adaptive depth is compared with whichever
+of none and the fixed depths has the best median: in each repetition by the two rates there, and of those the median.
+One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
+take; here adaptive depth does so in --learning runs before the others.
 
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16,64" if there else "1,8", type=_numbers)
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--out", type=int, default=256 if there else 48, help="tokens of every answer")
-    parser.add_argument("--reps", type=int, default=3 if there else 2)
+    parser.add_argument("--reps", type=int, default=5 if there else 3)
     parser.add_argument(
         "--learning", type=int, default=4 if there else 2, help="runs before, of adaptive depth"
     )
@@ -100,7 +102,7 @@ def main() -> None:
         del llm
         gc.collect()
     if found["rows"]:
-        worst = min(row["adaptive_to_best"] for row in found["rows"])
+        worst = min(row["adaptive_to_better"] for row in found["rows"])
         print(f"adaptive is at least {worst:.1%} of the better of none and the best fixed depth")
 
 
@@ -142,8 +144,10 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
         llm._engine.scheduler._depth = adaptive
         _run(llm, traffic)
     before = _steps(adaptive)
+    turns = list(kinds)
     for rep in range(1 - traffic.warms_up, traffic.reps + 1):
-        for kind, (engine, depth) in kinds.items():
+        for kind in turns[rep % len(turns) :] + turns[: rep % len(turns)]:
+            engine, depth = kinds[kind]
             if depth is not None:
                 engine._engine.scheduler._depth = depth
             rate, outputs = _run(engine, traffic)
@@ -153,6 +157,8 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
                 rates[kind].append(rate)
     median = {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
+    better = max(("none", best), key=lambda kind: median[kind])
+    parts = [mine / theirs for mine, theirs in zip(rates["adaptive"], rates[better], strict=True)]
     different = [
         (kind, place)
         for kind, given in answers.items()
@@ -168,7 +174,9 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
         "range": {kind: (min(found), max(found)) for kind, found in rates.items()},
         "accept_length": lengths,
         "best_fixed": best,
-        "adaptive_to_best": median["adaptive"] / max(median["none"], median[best]),
+        "better": better,
+        "adaptive_to_better": statistics.median(parts),
+        "adaptive_to_better_range": (min(parts), max(parts)),
         "adaptive_steps": {depth: n - before.get(depth, 0) for depth, n in _steps(adaptive).items()},
         "adaptive_why": adaptive.why(),
         "answers": sum(map(len, answers.values())),
@@ -244,10 +252,11 @@ def _gap(plain: LLM, prompt: list[int], one: Sequence[int], other: Sequence[int]
 
 def _told(row: dict[str, Any]) -> str:
     rates = "  ".join(f"{kind} {rate:,.0f}" for kind, rate in row["tokens_per_second"].items())
-    best = row["best_fixed"]
+    best, (least, most) = row["best_fixed"], row["adaptive_to_better_range"]
     return (
-        f"{row['drafter']} batch {row['batch']}: {rates}; adaptive is {row['adaptive_to_best']:.1%}, "
-        f"{row['adaptive_steps']}; accept length {row['accept_length'][best]:.2f} at {best}; "
+        f"{row['drafter']} batch {row['batch']}: {rates}; adaptive is {row['adaptive_to_better']:.1%} "
+        f"({least:.1%} to {most:.1%}), {row['adaptive_steps']}; "
+        f"accept length {row['accept_length'][best]:.2f} at {best}; "
         f"{row['different']} of {row['answers']} answers differ, gap {row['widest_gap']:.1e}"
     )
 

@@ -276,7 +276,8 @@ class Limits:
 
     @property
     def drafting_room(self) -> int:
-        return drafting_room(self.max_drafts)
+        """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
+        return self.max_drafts + 1 if self.max_drafts else 0
 
     @property
     def running_slots(self) -> int:
@@ -301,11 +302,6 @@ def run_reaches(line: int, start: int, end: int) -> bool:
 def max_window(max_drafts: int) -> int:
     """Tokens that one uncertain step may append: the drafts and the token they follow."""
     return max_drafts + 1
-
-
-def drafting_room(drafts: int) -> int:
-    """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
-    return drafts + 1 if drafts else 0
 
 
 def journal_capacity(fold_every: int, window: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -143,48 +144,62 @@ def test_a_first_step_that_compiles_is_not_believed() -> None:
     assert costs.seconds(8, 1, 0) < 0.011, "nor one that something interrupts"
 
 
-def test_first_steps_that_looked_short_are_not_believed_for_long() -> None:
-    """Though every step since is an outlier; and none of it is put down to the context, which grows."""
+def test_a_first_step_that_looked_short_is_not_believed_for_long() -> None:
+    """And none of it is put down to the context, which grows."""
     costs = StepCosts()
-    for seconds in (0.010, 0.003):
-        costs.learn(8, 7, 1000, seconds)
-    for step in range(6):
-        assert costs.seconds(8, 7, 1000) < 0.005
-        costs.learn(8, 7, 1100 + 20 * step, 0.010)
-    assert costs.seconds(8, 7, 1300) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
-    costs.learn(8, 7, 1400, 0.030)
-    costs.learn(8, 7, 1500, 0.010)
-    costs.learn(8, 7, 1600, 0.030)
-    costs.learn(8, 7, 1700, 0.030)
-    assert costs.seconds(8, 7, 1700) < 0.012, "two in a row are still outliers"
+    for step, seconds in enumerate((0.010, 0.003, 0.010, 0.010)):
+        costs.learn(8, 7, 1000 + 20 * step, seconds)
+    assert costs.seconds(8, 7, 1100) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
 
 
 def test_first_steps_are_slow() -> None:
-    """Graphs are replayed for the first time: as an H200 had it, when the step after these took 240 us."""
+    """Graphs are replayed for the first time: as an H200 had it, when all steps after these took 240 us."""
     costs = StepCosts()
-    for seconds in (613e-6, 471e-6, 358e-6, 240e-6):
+    for seconds in (613e-6, 471e-6, 358e-6, 240e-6, 241e-6):
         costs.learn(1, 0, 100, seconds)
-    assert costs.seconds(1, 0, 100) == pytest.approx(240e-6, rel=1e-3) and not costs.sure(1, 0)
+    assert costs.seconds(1, 0, 100) < 242e-6 and costs.trust(1, 0) < 0.5
+
+
+def test_a_slow_patch_is_believed_while_it_lasts_and_forgotten_soon() -> None:
+    """As when something else takes the host's time: to be the first to know of its end costs few steps."""
+    costs = StepCosts()
+    for seconds in (*[230e-6] * 40, *[350e-6] * 9):
+        costs.learn(1, 0, 100, seconds)
+    assert costs.seconds(1, 0, 100) == pytest.approx(230e-6), (
+        "a few slow steps are none of this depth's doing"
+    )
+    for seconds in (*[350e-6] * 20, *[230e-6] * 4):
+        costs.learn(1, 0, 100, seconds)
+        slow = costs.seconds(1, 0, 100)
+    assert slow == pytest.approx(350e-6)
+    costs.learn(1, 0, 100, 230e-6)
+    assert costs.seconds(1, 0, 100) == pytest.approx(230e-6)
+
+
+def test_whoever_looks_again_goes_by_what_is_seen_now() -> None:
+    costs = StepCosts()
+    for seconds in (*[0.003] * 16, *[0.002] * 100):
+        costs.learn(8, 1 if seconds == 0.003 else 0, 0, seconds)
+    for seconds in (0.001, 0.001):
+        costs.learn(8, 1, 0, seconds)
+    assert costs.seconds(8, 1, 0) == pytest.approx(0.001), "shorter than it was"
+    for _ in range(100):
+        costs.learn(8, 0, 0, 0.002)
+    for seconds in (0.004, 0.005, 0.006):
+        costs.learn(8, 1, 0, seconds)
+    assert costs.seconds(8, 1, 0) == pytest.approx(0.004), "or longer"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_times_that_differ_much_are_no_news(seed: int) -> None:
-    """Nor is the context to blame, which grows meanwhile."""
+    """Nor is the context to blame, which grows meanwhile. A quarter of them take less than is believed."""
     costs, chance = StepCosts(), random.Random(seed)
+    quarter = 1.5e-3 * math.exp(-0.674 * 0.25)
     for step in range(400):
         costs.learn(64, 1, 64 * (60 + step), 1.5e-3 * chance.lognormvariate(0, 0.25))
         if step > 50:
-            assert 1.2e-3 < costs.seconds(64, 1, 64 * (60 + step)) < 2.0e-3
+            assert 0.75 < costs.seconds(64, 1, 64 * (60 + step)) / quarter < 1.33
     assert costs.per_token < 1e-8
-
-
-def test_what_was_measured_little_may_be_shorter() -> None:
-    costs = StepCosts()
-    for step in range(100):
-        costs.learn(8, 0, 0, 1.0)
-        if step < 3:
-            costs.learn(8, 1, 0, 1.0)
-    assert costs.least(8, 1, 0) < costs.least(8, 0, 0) < costs.seconds(8, 0, 0) == 1.0
 
 
 def test_context_is_part_of_the_cost() -> None:

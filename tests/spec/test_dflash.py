@@ -15,6 +15,7 @@ from tests.spec.spied import assert_drafts, spied
 
 from holdfast import LLM, SamplingParams
 from holdfast.config import ConfigError
+from holdfast.scheduler.depth import Depth
 
 DEPTH = 6
 EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=112, page_size=8, fold_every=8, exact=True)
@@ -68,6 +69,22 @@ def test_drafts_after_pre_emption_and_hits_are_those_of_plain_torch(find: Find, 
     outputs = llm.generate(again, SamplingParams(max_tokens=6, ignore_eos=True))
     assert all(o.cached_tokens > len(p) + 24 for o, p in zip(outputs, GIVEN, strict=True))
     assert_drafts(plain, seen[::2])
+
+
+def test_few_drafts_are_the_first_of_a_whole_block(find: Find, tmp_path: Path) -> None:
+    directory = find("gated-delta")[0]
+    adaptive = {"adaptive": {"candidate_steps": [1, DEPTH]}}
+    llm = LLM(
+        directory, **EXACT, speculative_config=asked(write_dflash(Target.of(directory), tmp_path)) | adaptive
+    )
+    _, seen = spied(llm)
+    for depth in (DEPTH, 1):
+        llm._engine.scheduler._depth = Depth(depth)
+        llm.generate(GIVEN, SamplingParams(max_tokens=12, ignore_eos=True))
+    blocks = {tuple(text): drafts for text, drafts in seen if len(drafts) == DEPTH}
+    alone = [(tuple(text), drafts) for text, drafts in seen if len(drafts) == 1 and tuple(text) in blocks]
+    assert len(alone) >= len(GIVEN)
+    assert all(blocks[text][:1] == drafts for text, drafts in alone)
 
 
 def test_it_keeps_nothing_but_what_the_model_gave(find: Find, tmp_path: Path) -> None:

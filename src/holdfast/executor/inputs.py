@@ -153,14 +153,20 @@ class Inputs:
 
     def padding(self, shape: Shape) -> Lanes:
         """A uniform step in which nobody takes part."""
-        self._before = None
+        self._forget()
         return self._lay_out(StepPlan(0), shape, 0, 0)
 
     def run_of_padding(self, tokens: int) -> Lanes:
         """A step of one run, which is nobody's."""
-        self._before = None
+        self._forget()
         work = RowWork(PAD_ROW, 0, tokens, Window())
         return self._lay_out(StepPlan(0, work=(work,), positions=(0,), uncertain=(0,)), None, 0, 0)
+
+    def _forget(self) -> None:
+        """What lies in the buffers. It may still be on its way there: nobody waits for steps that are nobody's."""
+        self._before = None
+        if self._all.device.is_cuda:
+            torch.cuda.synchronize(self._all.device.device)
 
     def _lay_out(
         self,

@@ -11,25 +11,31 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import FIRST, StepCosts
+from .step_costs import FORESEEN, StepCosts
 from .survival import Survival
 
-MARGIN, MARGIN_UNSURE = 1.01, 1.04
-"""Another depth must promise so many times as much; one that was hardly tried, more."""
-PROBING = 0.012
-"""Of the time, so much is spent on drafts that are only to find out whether drafts have become worth their while."""
-LEAST_PATIENCE, MOST_PATIENCE = 8, 64
-"""Steps between two such probes."""
-PROBED = 8
-"""Rows that are asked, where a step costs by its tokens."""
-REST, REST_WITHOUT_DRAFTS = 3, 31
+MARGIN = 1.01
+"""Another depth must promise so many times as much."""
+LOOKING, MEASURING = 0.012, 0.003
+"""Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
+and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
+LOOK, MEASURE = 1, 4
+"""Steps in a row that make drafts for that,"""
+AFTER = 2
+"""and steps that follow, which may take longer for it."""
+ASKED = 8
+"""Rows that are looked at, where a step costs by its tokens."""
+SAME = 4
+"""Steps with as many rows, before something is tried that was only seen with more or fewer."""
+REST, REST_WITHOUT_DRAFTS = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
 short, and the host must not take longer to decide than the device to compute."""
-OWN_WEIGHT = 4.0
+OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
-UNLIKE = 1.04
-"""Drafts are dealt out unevenly if that promises so many times as many tokens."""
+UNLIKE = 1.15
+"""Drafts are dealt out unevenly if that promises so many times as many tokens: such a step takes longer than one with
+as many drafts that are spread evenly, for the row with most is drafted for longest."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,12 @@ class Load:
 @dataclass(frozen=True)
 class Launched:
     load: Load
-    depth: int
-    """That it was decided to make drafts for."""
+    verified: int | None
+    """Drafts that each row had. None: it did something else beside."""
     steady: bool
-    """It verified as many as it proposed, and did nothing else: its time is that of this depth."""
+    """It made as many, so its time is that of this depth."""
+    trial: int | None
+    """The depth that was tried in it, or just before."""
 
 
 @dataclass
@@ -60,7 +68,7 @@ class Own:
 
 class Deal:
     """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
-    hardly worse. (What looks different is often chance; and the row with most is drafted for longest.)"""
+    not much worse. (What looks different is often chance.)"""
 
     def __init__(self, rates: dict[Row, float], most: int) -> None:
         self._rows = list(rates)
@@ -83,13 +91,17 @@ class Deal:
 
     def few(self, depth: int) -> dict[Row, int]:
         """Enough of them to find out. Those that were asked in vain are not the likeliest next time."""
-        asked = list(dict.fromkeys(self._ranked))[:PROBED]
+        asked = list(dict.fromkeys(self._ranked))[:ASKED]
         return dict.fromkeys(self._rows, 0) | dict.fromkeys(asked, depth)
 
 
 class CostDepth(Depth):
     """The cost is a staircase, so all candidates are compared. A candidate of which nothing is known is taken to be
     as cheap as it can be: if it is the best even so, it is tried, and then it is known.
+
+    What is known of the others grows old while one is in use. So each has an account, into which a small part of all
+    time is paid. When that is enough for what a trial is expected to lose there is one, and what it did lose is
+    taken from the account; if it gained, another follows at once.
 
     ragged  a step costs by its tokens, so that its drafts go where they are likeliest to be accepted
     """
@@ -101,44 +113,55 @@ class CostDepth(Depth):
         self._costs, self._survival = StepCosts(), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
+        self._same = 0  # steps with as many rows
         self._rows: list[RowWork] = []
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
-        self._patience = 0  # steps without drafts
-        self._until_probe = 0
-        self._excess = 1.0  # time that a probe adds to a step, in steps
         self._expected = self._survival.expected()
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
-        self._rest = 0  # further steps for which the decision holds
-        self._resting = False
-        self._only_windows = True
-        self._trial = self._trial_rows = 0  # further steps by which something is found out
+        self._settled, self._speed = (
+            initial,
+            0.0,
+        )  # the best that is known, and tokens a second that it promises
+        self._accounts = dict.fromkeys(config.all_depths, 0.0)  # seconds
+        self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it
+        self._holds, self._decided_rows = (
+            0,
+            0,
+        )  # further steps for which the decision holds, with so many rows
+        self._held = False
+        self._earned = 0.0  # seconds of which the accounts have not had their part yet
+        self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
+        self._verified: int | None = None  # in the step before
 
     # --- deciding ---
 
-    def decide(self) -> int:
+    def decide(self, *, running: bool = True) -> int:
+        if not running and not self._ragged and 0 in self._accounts:
+            self.depth, self.reason, self._holds = 0, "start", 0
+            return 0
         if not self._load.rows:
             return self.depth
-        self._resting = self._rest > 0
-        if self._resting:
-            self._rest -= 1
-            return self.depth
-        if self._trial and self._load.rows == self._trial_rows:
-            self._trial -= 1
+        self._held = self._holds > 0 and self._load.rows == self._decided_rows
+        if self._held:
+            self._holds -= 1
             return max(self._shares.values(), default=self.depth)
         self._learn_windows()
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
-        before = self.depth
-        self.depth, self.reason = self._best()
-        if not self.depth and (probe := self._probe()):
-            self.depth, self.reason = probe, "probe"
-        if not self._ragged and self.reason == "best" and self.depth == before:
-            self._rest = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_probe)
-        self._trial = FIRST - 1 if self.reason == "explore" else 0
-        self._trial_rows = self._load.rows
+        before, self._decided_rows = self.depth, self._load.rows
+        rates = self._settle()
+        self.depth, self._holds = self._settled, 0
+        if self.reason == "explore":
+            self._holds = MEASURE - 1
+        elif (trial := self._due(rates)) is not None:
+            self.depth, self.reason, self._tried = trial, "probe", trial
+            self._holds = self._length(trial) - 1
+        elif not self._ragged and self.depth == before:
+            self._holds = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         if deal:
-            self._shares = deal.few(self.depth) if self.reason == "probe" else deal.shares(self.depth)
+            looks = self.reason == "probe" and self._length(self.depth) == LOOK
+            self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
         return max(self._shares.values(), default=self.depth)
 
     def share(self, row: Row) -> int:
@@ -154,48 +177,90 @@ class CostDepth(Depth):
             return "unknown"
         return f"{rate:.0f}" if self._costs.known(self._load.rows, depth) else f"at most {rate:.0f}"
 
-    def _promises(self, *, at_best: bool = False) -> dict[int, float]:
-        """Tokens a second of all rows, for each candidate; at best: if steps are as short as they may be."""
-        load, rates = self._load, {}
-        seconds_of = self._costs.least if at_best else self._costs.seconds
-        for depth in self._config.depths(load.rows):
-            seconds = seconds_of(load.rows, depth, load.context)
-            rates[depth] = load.rows * self._expected[depth] / seconds if seconds else math.inf
+    def _seconds(self, depth: int) -> float:
+        return self._costs.seconds(self._load.rows, depth, self._load.context)
+
+    def _promises(self) -> dict[int, float]:
+        """Tokens a second of all rows, for each candidate."""
+        rates = {}
+        for depth in self._config.depths(self._load.rows):
+            seconds = self._seconds(depth)
+            rates[depth] = self._load.rows * self._expected[depth] / seconds if seconds else math.inf
         return rates
 
-    def _best(self) -> tuple[int, str]:
+    def _settle(self) -> dict[int, float]:
+        """On the best. What each promises."""
+        self._pay()
+        rates, was = self._promises(), self._settled
+        self._settled, self.reason = self._best(rates)
+        self._speed = rates[self._settled]
+        if self._settled != was:
+            self._accounts = dict.fromkeys(self._accounts, 0.0)
+        self._accounts[self._settled] = 0.0
+        self._looked_at = 0 if self._settled else self._best_look()
+        return rates
+
+    def _pay(self) -> None:
+        measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._accounts)
+        for depth in self._accounts:
+            self._accounts[depth] += self._earned * (LOOKING if self._length(depth) == LOOK else measuring)
+        self._earned = 0.0
+
+    def _best(self, rates: dict[int, float]) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
         more cost, and may show that they need not be tried."""
-        rates = self._promises(at_best=True)
-        best = max(rates, key=lambda depth: rates[depth])
-        now = self.depth if self.reason != "probe" else 0
-        margin = MARGIN if self._costs.sure(self._load.rows, best) else MARGIN_UNSURE
-        if now in rates and rates[best] <= margin * rates[now] < math.inf:
+        rows, now = self._load.rows, self._settled
+        known = [depth for depth in rates if self._costs.known(rows, depth)]
+        foreseen = [depth for depth in rates if depth not in known and self._costs.foreseen(rows, depth)]
+        stays = self._same >= SAME
+        at_best = {d: rate / FORESEEN if stays and d in foreseen else rate for d, rate in rates.items()}
+        best = max(rates, key=lambda depth: at_best[depth])
+        if now in rates and at_best[best] <= MARGIN * rates[now] < math.inf:
             best = now
-        known = [depth for depth in rates if self._costs.known(self._load.rows, depth)]
         if best in known:
-            return best, "best" if self._costs.sure(self._load.rows, best) else "explore"
-        if self._costs.foreseen(self._load.rows, best):
-            return best, "explore"
+            return best, "best"
+        if best in foreseen:
+            return best, "explore" if stays else "best"
         below = max((depth for depth in known if depth < best), default=-1)
         return min(depth for depth in rates if depth > below), "explore"
 
-    def _probe(self) -> int:
-        """The fewest drafts there are, if it is time to try some, and accepted drafts would pay."""
-        load, deeper = self._load, [d for d in self._config.depths(self._load.rows) if d]
-        self._until_probe = REST_WITHOUT_DRAFTS
-        if not deeper or self.reason != "best":
-            return 0
-        none, *costs = (self._costs.seconds(load.rows, d, load.context) for d in (0, *deeper))
-        if all((1 + depth) * none <= MARGIN * cost for depth, cost in zip(deeper, costs, strict=True)):
-            return 0
-        if not self._costs.known(load.rows, deeper[0]):
-            return deeper[0]  # how patient to be is not known either
-        self._excess = costs[0] / none - 1
-        asked = min(1.0, PROBED / load.rows) if self._ragged else 1.0
-        patience = min(MOST_PATIENCE, max(LEAST_PATIENCE, self._excess * asked / PROBING))
-        self._until_probe = max(0, math.ceil(patience) - self._patience - 1)
-        return deeper[0] if self._patience >= patience else 0
+    def _due(self, rates: dict[int, float]) -> int | None:
+        """Another depth, if it may be tried now: one that would be better if all drafts were accepted. Of those that
+        are not known only the first, and if there is no other."""
+        rows, due = self._load.rows, None
+        seconds = {depth: self._seconds(depth) for depth in rates if depth != self._settled}
+        able = [depth for depth in seconds if rows * (1 + depth) > MARGIN * self._speed * seconds[depth]]
+        known = [depth for depth in able if self._costs.known(rows, depth)]
+        for depth in known or able[:1]:
+            length = self._length(depth)
+            loses = length * seconds[depth] * (1 - rates[depth] / self._speed)
+            trust = self._costs.trust(rows, depth) if length == MEASURE else 1.0
+            if self._accounts[depth] >= trust * loses:
+                due = depth
+            self._accounts[depth] = min(loses, self._accounts[depth])
+        return due
+
+    def _length(self, depth: int) -> int:
+        """Of a trial."""
+        return LOOK if depth == self._looked_at and depth else MEASURE
+
+    def _best_look(self) -> int:
+        """The fewest drafts by which, for the time that they take, about as much as by any could be gained. 0: there
+        are none."""
+        none, worth = self._seconds(0), {}
+        for depth in self._config.depths(self._load.rows):
+            if depth and self._costs.known(self._load.rows, depth):
+                longer = self._seconds(depth) / none
+                worth[depth] = ((1 + depth) / longer - 1) / max(0.01, longer - 1)
+        return min((depth for depth in worth if worth[depth] >= max(worth.values()) / 2), default=0)
+
+    def _until_look(self, rates: dict[int, float]) -> int:
+        """Steps without drafts before there is enough for one."""
+        if not self._looked_at:
+            return REST_WITHOUT_DRAFTS
+        missing = self._seconds(self._looked_at) * (1 - rates[self._looked_at] / self._speed)
+        missing -= self._accounts[self._looked_at]
+        return max(0, math.ceil(missing / (LOOKING * self._seconds(0))) - 1)
 
     def _deal(self) -> Deal:
         rates = self._survival.rates()
@@ -212,48 +277,66 @@ class CostDepth(Depth):
 
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
-        self._patience = 0 if plan.propose else self._patience + 1
-        if self._resting and len(plan.work) == self._load.rows:
-            as_decided = plan.work[0].window.drafts == self.depth
-            self._flight[plan.step] = Launched(self._load, self.depth, as_decided)
-            return
-        if self._resting:
-            self._rest = 0
-        rows = context = drafts = longest = 0
+        verified, before = self._observe(plan), self._verified
+        steady = verified is not None and verified == self.depth and (verified > 0 or before == 0)
+        if self.reason == "probe":
+            self._after = AFTER
+        trial = self._tried if self._after else None
+        if self.reason != "probe":
+            self._after = max(0, self._after - 1)
+        self._verified = verified
+        self._flight[plan.step] = Launched(self._load, verified, steady, trial)
+
+    def _observe(self, plan: StepPlan) -> int | None:
+        """Rows that will choose in the next step; and how many drafts each of this one has, if all are windows."""
+        if self._held and not self._ragged and len(plan.work) == self._load.rows and not plan.starts:
+            self._same += 1
+            return plan.work[0].window.drafts  # there is no time to look at all of them
+        rows = context = drafts = longest = windows = 0
         for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
-            if tokens == 1 + window.drafts and window.bonus:
+            if window.bonus:
                 rows, context, drafts = rows + 1, context + position, drafts + window.drafts
                 longest = max(longest, window.drafts)
+                windows += tokens == 1 + window.drafts
         if rows:
+            self._same = self._same + 1 if rows == self._load.rows else 0
             self._load = Load(rows, context)
         if rows and self._ragged:
-            self._rows = [work for work in plan.work if work.tokens == 1 + work.window.drafts and work.sample]
-        verified = drafts / max(1, rows) if self._ragged else longest
-        only_windows = rows == len(plan.work) and not plan.starts
-        steady = self._only_windows and only_windows and abs(verified - self.depth) < 0.25
-        self._only_windows = only_windows  # else the next step waits for what the host did beside them
-        self._flight[plan.step] = Launched(self._load, self.depth, steady)
+            self._rows = [work for work in plan.work if work.sample]
+        if windows < len(plan.work) or plan.starts:
+            return None
+        if self._ragged and drafts < (longest - 0.25) * rows:
+            return None  # dealt out unevenly
+        return longest if longest in self._accounts else None
 
     def collected(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
-        if launched.steady:
-            load = launched.load
-            self._costs.learn(load.rows, launched.depth, load.context, result.seconds)
+        if launched.verified is not None:
+            self._settle_accounts(launched, result)
+        if launched.verified is not None and launched.steady:
+            self._costs.learn(launched.load.rows, launched.verified, launched.load.context, result.seconds)
         rows = zip(result.work, result.tokens, strict=True)
         verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
         self._windows += [(work.window.drafts, accepted) for work, accepted in verified]
         if self._windows and not self.depth:
-            self._rest = 0  # what a probe found is not left lying
+            self._holds = 0  # what a look found is not left lying
         if self._ragged:
             for work, accepted in verified:
                 self._learn_own(work.row, work.generation, work.window.drafts, accepted)
+
+    def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
+        load, seconds = launched.load, result.seconds
+        if launched.trial is None:
+            self._earned += seconds
+        elif self._speed:
+            usual = self._costs.seconds(load.rows, launched.verified or 0, load.context)
+            took = usual if seconds > 2 * usual else seconds  # an interruption is not the trial's fault
+            self._accounts[launched.trial] -= took - sum(map(len, result.tokens)) / self._speed
 
     def _learn_windows(self) -> None:
         windows, self._windows = self._windows, []
         if windows:
             self._survival.learn(windows)
-            if sum(accepted > 0 for _, accepted in windows) > self._excess * len(windows):
-                self._patience = MOST_PATIENCE  # a probe that would have paid: another follows at once
 
     def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
         own = self._own.get(row)

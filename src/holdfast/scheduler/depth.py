@@ -16,8 +16,9 @@ class Depth:
         self.steps: dict[int, dict[str, int]] = {}
         """Planned so far, by depth and reason."""
 
-    def decide(self) -> int:
-        """For the step that is planned now: the most drafts that any row gets."""
+    def decide(self, *, running: bool = True) -> int:
+        """For the step that is planned now: the most drafts that any row gets. running: there are rows to go on
+        with; otherwise it can only begin some."""
         return self.depth
 
     def share(self, row: Row) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
-from ..config import Limits, drafting_room, run_reaches
+from ..config import Limits, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
 from ..plan import BONUS, NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
@@ -146,7 +146,9 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, which the caller must launch; None if nothing can run until a step is collected."""
         plan = PlanBuilder(
-            self.counters.steps + 1, self._limits.max_num_batched_tokens, propose=self._depth.decide()
+            self.counters.steps + 1,
+            self._limits.max_num_batched_tokens,
+            propose=self._depth.decide(running=bool(self._running)),
         )
         folding = self._fold_ended(plan)
         self._continue_running(plan)
@@ -198,7 +200,7 @@ class Scheduler:
         known, planned = len(request.tokens) + request.pending, request.planned
         if known - planned != 1 or seat.lines or drafts >= min(budget, seat.most_tokens - known):
             return False
-        if known + drafts + drafting_room(plan.propose) > seat.settled_until:
+        if known + drafts + self._room(plan) > seat.settled_until:
             return False
         plan.add(seat.window(drafts), planned, request.uncertain)
         seat.drafted = min(plan.propose, self._depth.share(seat.row))
@@ -355,10 +357,13 @@ class Scheduler:
 
     # --- when pages run out ---
 
-    @staticmethod
-    def _beyond(window: Window, plan: PlanBuilder) -> int:
+    def _beyond(self, window: Window, plan: PlanBuilder) -> int:
         """Of KV, what is kept beyond the last token known: drafts', and a drafter's of those that it makes next."""
-        return window.drafts + (drafting_room(plan.propose) if window.bonus else 0)
+        return window.drafts + (self._room(plan) if window.bonus else 0)
+
+    def _room(self, plan: PlanBuilder) -> int:
+        """For the most drafts there may be, if any are made: some drafters always make so many."""
+        return self._limits.drafting_room if plan.propose else 0
 
     def _make_room(self, seat: Seat, length: int, plan: PlanBuilder) -> bool:
         """Pages for `length` tokens, pre-empting whoever came last; False if the seat has to sit out."""

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass, field
 
 BANDS = tuple(sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(14))}))
 """Steps of so many rows, or a few less, are taken to be alike."""
 ENOUGH = 2
 """Steps of a kind before its time is known: the first may have compiled something."""
-FIRST = 4
-"""Of so many the shortest counts: what has never run before takes longer, and never shorter."""
-DOUBT = 0.05
-"""A time may be so much shorter than it was found to be, and as much again as times differ, divided by the square
-root of the steps it was found in."""
-DOUBT_AT_FIRST = 0.15
-"""At least, before there were enough of them."""
-WEIGHT = 0.05
-"""Of the newest step, at least."""
-OUTLIER, USUAL = 0.2, 3.0
-"""A step that took so much longer than it should, and so many times as much as times usually differ, counts as if it
-had taken that,"""
-IN_A_ROW = 4
-"""unless it is one of so many: then what was believed before was wrong, and the shortest of them is believed."""
-FADING, MOST_FADED = 1 / 20_000, 0.3
-"""A time is taken to be so much shorter for each step since it was measured, and at most: what was a mishap is tried
-once more, some day."""
+REMEMBERED = 16
+"""Steps of a kind, the last ones. A quarter of them took less than is believed: what interrupts a step makes it
+longer and never shorter, and a patch of slow ones is forgotten with the first few that are not."""
+FORESEEN = 0.7
+"""What was only seen with more or fewer rows may take so much of what that suggests."""
+PAUSE = 64
+"""Steps of other kinds, after which all that is remembered counts as one step: whoever looks again goes by what is
+seen now."""
+WEIGHT = 0.01
+"""Of the newest step, in what a token of context costs;"""
+OUTLIER = 1.3
+"""if it did not take so many times as long as it should."""
 CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything,"""
 DEVIATIONS = 3.0
@@ -35,14 +31,15 @@ DEVIATIONS = 3.0
 
 @dataclass
 class Cell:
-    seconds: float
-    context: float
-    """Tokens that all its rows had together, as the time."""
-    last: int
+    """Steps of a kind: their times, and the tokens that all rows of each had together."""
+
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    contexts: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    seconds: float = 0.0
+    """What is believed, with the last one's context."""
+    steps: int = 0
+    last: int = 0
     """Of all steps that were learned from, the last of this kind."""
-    steps: int = 1
-    outliers: list[float] = field(default_factory=list)
-    """In a row, the last ones."""
 
 
 class StepCosts:
@@ -51,54 +48,51 @@ class StepCosts:
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._steps = 0
-        self._together = self._spread = 0.0  # of times with contexts, of contexts; each of a cell's own mean
-        self._noise = 0.0  # variance of times
-        self._jitter = 0.05  # by which they differ, as a part of them
+        self.per_token = 0.0
+        """Seconds that a token of context costs in every step."""
+        self._together = self._spread = 0.0  # of times with contexts, of contexts, as steps of a kind differ
+        self._noise = 0.0  # variance of times, as they differ
 
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
-        key = (band(rows), depth)
+        cell = self._cells.setdefault((band(rows), depth), Cell())
         self._steps += 1
-        if key not in self._cells:
-            self._cells[key] = Cell(seconds, context, self._steps)
-            return
-        cell = self._cells[key]
+        if len(cell.times) > 1 and self._steps - cell.last > PAUSE:
+            last = cell.contexts[-1]
+            cell.times.clear()
+            cell.contexts.clear()
+            cell.times.append(cell.seconds)
+            cell.contexts.append(last)
+        if len(cell.times) >= ENOUGH and context != cell.contexts[0]:
+            self._learn_context(cell, context, seconds)
+        cell.times.append(seconds)
+        cell.contexts.append(context)
         cell.steps, cell.last = cell.steps + 1, self._steps
-        if cell.steps <= FIRST:
-            cell.seconds, cell.context = min((cell.seconds, cell.context), (seconds, float(context)))
-            return
-        further = context - cell.context
-        expected = cell.seconds + self.per_token * further
-        most = (1 + max(OUTLIER, USUAL * self._jitter)) * expected
-        self._jitter += WEIGHT / 2 * (min(1.0, abs(seconds / expected - 1)) - self._jitter)
-        if seconds > most:
-            cell.outliers.append(seconds)
-            if len(cell.outliers) == IN_A_ROW:
-                cell.seconds, cell.context = min(cell.outliers), context
-                cell.outliers.clear()
-                return
-            seconds = most
-        else:
-            cell.outliers.clear()
-            keep = 1 - WEIGHT / 5
-            self._together = keep * self._together + further * (seconds - cell.seconds)
-            self._spread = keep * self._spread + further * further
-            self._noise += WEIGHT / 5 * ((seconds - expected) ** 2 - self._noise)
-        weight = max(WEIGHT, 1 / (cell.steps - FIRST + 1))
-        cell.seconds += weight * (seconds - cell.seconds)
-        cell.context += weight * further
+        ranked = sorted(cell.times)
+        if self.per_token:
+            there = zip(cell.times, cell.contexts, strict=True)
+            ranked = sorted(took + self.per_token * (context - other) for took, other in there)
+        cell.seconds = ranked[len(ranked) // 4]
 
-    @property
-    def per_token(self) -> float:
-        """Seconds that a token of context costs in every step."""
-        chance = DEVIATIONS * math.sqrt(self._noise * self._spread)
-        return max(0.0, (self._together - chance) / (self._spread + CONTEXT_DOUBT))
+    def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
+        """From how it differs from the first that is remembered."""
+        further, longer = context - cell.contexts[0], seconds - cell.times[0]
+        most = OUTLIER * cell.seconds
+        if seconds > most or cell.times[0] > most:
+            return
+        rest = longer - self.per_token * further
+        self._together += WEIGHT * (further * longer - self._together)
+        self._spread += WEIGHT * (further * further - self._spread)
+        self._noise += WEIGHT * (rest * rest - self._noise)
+        chance = DEVIATIONS * math.sqrt(self._noise * self._spread * WEIGHT)
+        self.per_token = max(0.0, (self._together - chance) / (self._spread + WEIGHT * CONTEXT_DOUBT))
 
     def known(self, rows: int, depth: int) -> bool:
         return self._found(band(rows), depth) is not None
 
-    def sure(self, rows: int, depth: int) -> bool:
+    def trust(self, rows: int, depth: int) -> float:
+        """In what is known of it: the first steps of a kind are slow, and there may have been no others."""
         cell = self._found(band(rows), depth)
-        return cell is not None and cell.steps > FIRST
+        return min(1.0, cell.steps / REMEMBERED) if cell else 1.0
 
     def foreseen(self, rows: int, depth: int) -> bool:
         """Not known, but of a few rows more or less."""
@@ -116,25 +110,20 @@ class StepCosts:
         smaller = (
             self._at(cell, context)
             for (rows_there, depth_there), cell in self._cells.items()
-            if rows_there <= here and depth_there <= depth and cell.steps >= ENOUGH
+            if rows_there <= here and depth_there <= depth and len(cell.times) >= ENOUGH
         )
         return max(smaller, default=0.0)
 
-    def least(self, rows: int, depth: int, context: int) -> float:
-        """That it may be for all that is known."""
-        cell = self._found(band(rows), depth)
-        doubt = DOUBT + min(0.4, self._jitter)
-        doubt = doubt / math.sqrt(cell.steps) if cell and cell.steps > FIRST else max(doubt, DOUBT_AT_FIRST)
-        return self.seconds(rows, depth, context) * (1 - doubt)
-
     def _found(self, here: int, depth: int) -> Cell | None:
         cell = self._cells.get((here, depth))
-        return cell if cell is not None and cell.steps >= ENOUGH else None
+        return cell if cell is not None and len(cell.times) >= ENOUGH else None
 
     def _as_nearby(self, here: int, depth: int, context: int) -> float:
         """0: nothing is known there either."""
-        own = {d: cell for (rows, d), cell in self._cells.items() if rows == here and cell.steps >= ENOUGH}
-        others = [rows for (rows, d), cell in self._cells.items() if d == depth and cell.steps >= ENOUGH]
+        own = {
+            d: cell for (rows, d), cell in self._cells.items() if rows == here and len(cell.times) >= ENOUGH
+        }
+        others = [rows for (rows, d), cell in self._cells.items() if d == depth and len(cell.times) >= ENOUGH]
         for there in sorted(others, key=lambda rows: max(rows / here, here / rows)):
             cell = self._cells[there, depth]
             if not own:
@@ -145,8 +134,7 @@ class StepCosts:
         return 0.0
 
     def _at(self, cell: Cell, context: int) -> float:
-        faded = 1 - min(MOST_FADED, FADING * (self._steps - cell.last))
-        return faded * max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.context))
+        return max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.contexts[-1]))
 
 
 def band(rows: int) -> int:

@@ -50,10 +50,12 @@ class DFlash(Drafter):
         self.head.keep(self.head.context(self.known.kept(batch, back=0)), batch)
 
     def propose(self, step: VerifiedStep) -> Draft:
+        """A whole block, however few of its drafts are asked for: masks see one another, and were never trained in
+        smaller company."""
         last = step.last[:, None]
-        block = torch.cat((last, last.new_full((len(last), step.depth), self.mask_token)), 1)
+        block = torch.cat((last, last.new_full((len(last), self.depth), self.mask_token)), 1)
         hidden = self.head(self._embed(block.flatten()), step.window(block, all_seeing(block)))
-        masks = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
+        masks = hidden.unflatten(0, block.shape)[:, 1 : 1 + step.depth].flatten(0, 1)
         return all_meant(step.choose(self._logits(masks).unflatten(0, (-1, step.depth)), 1))
 
 

@@ -1,0 +1,142 @@
+"""Requests on a clock that replays what an H200 took for holdfast-small's steps, with their noise and their slow
+patches, and texts along which the drafts of its drafters are accepted as they were there.
+
+`data/steps_h200.json`, microseconds, by drafter and batch:
+steady  of steps by the drafts that they verify, as they followed one another, in blocks of 96
+first   of the step after a prompt's
+turns   what a step takes more that resumes drafting after a lull, is the first to verify then, is the first or the
+        second without drafts after that, or verifies another number than the one before it
+texts   for each request, or all of a batch: along its answer in equal parts, how many drafts of each place are
+        accepted if those before it are
+few     of steps with fewer requests, while they end
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.ids import Row
+from holdfast.plan import RowWork, StepPlan, StepResult, Window
+from holdfast.scheduler.depth import Depth
+
+MEASURED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "steps_h200.json").read_text()
+)
+DEPTHS = (0, 1, 3, 5, 7)
+BATCHES = (1, 16, 64)
+ANSWER = 256
+BLOCK = 96
+SLOW = (2.4, 1.6, 1.3)
+"""Times as long, the first steps of a kind that there ever are."""
+
+
+@dataclass
+class Clock:
+    drafter: str
+    batch: int
+    chance: random.Random
+    _walks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _verified: tuple[int, int, int] = (0, 0, 0)
+    """Of the last three steps, the newest first."""
+    _proposed: int = 0
+    _since_prompt: int = 0
+    _seen: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def prompt(self) -> None:
+        self._since_prompt, self._verified, self._proposed = 0, (0, 0, 0), 0
+
+    def seconds(self, rows: int, verified: int, propose: int) -> float:
+        table = MEASURED[self.drafter][str(self.batch)]
+        kind = min(depth for depth in DEPTHS if depth >= verified)
+        if rows == self.batch:
+            took = self._walk(kind, table["steady"][str(kind)])
+        else:
+            took = self._few(rows, kind) * self.chance.lognormvariate(0, 0.02)
+        shape = (1 << (rows - 1).bit_length(), kind)
+        took *= SLOW[self._seen[shape]] if self._seen[shape] < len(SLOW) else 1
+        self._seen[shape] += 1
+        last, before, _ = self._verified
+        turn = None
+        if self._since_prompt == 0 and rows == self.batch:
+            took = table["first"][str(kind)]
+        elif not verified and propose and not self._proposed:
+            turn = "lull"
+        elif verified and not last:
+            turn = "first"
+        elif not verified and last:
+            turn = "back"
+        elif not verified and before:
+            turn = "back2"
+        elif verified != last:
+            turn = "other"
+        self._verified, self._proposed = (verified, last, before), propose
+        self._since_prompt += 1
+        return 1e-6 * (took + (table["turns"][turn] if turn else 0))
+
+    def _walk(self, kind: int, times: list[int]) -> float:
+        """Along a block as it was, then along another."""
+        at, left = self._walks.get(kind, (0, 0))
+        if not left or at >= len(times):
+            at, left = BLOCK * self.chance.randrange(max(1, len(times) // BLOCK)), BLOCK
+        self._walks[kind] = at + 1, left - 1
+        return times[at]
+
+    def _few(self, rows: int, kind: int) -> float:
+        known = {int(n): t for n, t in MEASURED[self.drafter]["few"].items()}
+        near = min((n for n in known if str(kind) in known[n]), key=lambda n: max(n / rows, rows / n))
+        return known[near][str(kind)]
+
+
+def run(policy: Depth, clock: Clock, step: int) -> tuple[float, int]:
+    """All requests of a batch, or one after another: tokens a second while all run; and the last step's number."""
+    texts = MEASURED[clock.drafter][str(clock.batch)]["texts"]
+    seconds, tokens = 0.0, 0
+    for text in texts:
+        took, brought, step = _answer(policy, clock, text, step)
+        seconds, tokens = seconds + took, tokens + brought
+    return tokens / seconds, step
+
+
+def _answer(policy: Depth, clock: Clock, text: list[list[float]], step: int) -> tuple[float, int, int]:
+    """Overlapped, as the engine is: a step is planned before the one before it is known."""
+    had = dict.fromkeys(map(Row, range(1, clock.batch + 1)), 0)
+    made, generation, seconds, tokens = dict.fromkeys(had, 0), step, 0.0, 0
+    before: StepResult | None = None
+    clock.prompt()
+    prompt, all_run = True, True
+    while had:
+        step, propose = step + 1, policy.decide(running=not prompt)
+        if prompt:
+            work = tuple(RowWork(row, generation, 40, Window()) for row in had)
+        else:
+            windows = {row: min(made[row], ANSWER - n - 1) for row, n in had.items()}
+            work = tuple(RowWork(row, generation, 1 + n, Window(n)) for row, n in windows.items())
+        positions = tuple(40 * (not prompt) + n for n in had.values())
+        policy.planned(StepPlan(step, work=work, propose=propose, positions=positions))
+        chosen = [(0,) * (1 + _accepted(clock.chance, text, had[w.row], w.window.drafts)) for w in work]
+        for w, kept in zip(work, chosen, strict=True):
+            had[w.row] += len(kept)
+            made[w.row] = min(propose, policy.share(w.row))
+        took = 0.01 if prompt else clock.seconds(len(work), max(w.window.drafts for w in work), propose)
+        if all_run and not prompt:
+            seconds, tokens = seconds + took, tokens + sum(map(len, chosen))
+        had = {row: n for row, n in had.items() if n < ANSWER}
+        all_run, prompt = all_run and len(had) == clock.batch, False
+        if before:
+            policy.collected(before)
+        before = StepResult(step, work=work, tokens=chosen, seconds=took)
+    assert before is not None
+    policy.collected(before)
+    return seconds, tokens, step
+
+
+def _accepted(chance: random.Random, text: list[list[float]], position: int, drafts: int) -> int:
+    rates, accepted = text[min(len(text) - 1, position * len(text) // ANSWER)], 0
+    while accepted < drafts and chance.random() < rates[accepted]:
+        accepted += 1
+    return accepted
