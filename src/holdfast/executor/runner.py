@@ -114,9 +114,12 @@ class Runner:
     @torch.inference_mode()
     def exert(self) -> None:
         """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
-        for plan in largest_steps(self._limits, max(self.depths)):
-            # one after the other: the host has buffers for two steps in flight, and the next is anybody's
-            self.launch(plan).report.wait()
+        first, *others = largest_steps(self._limits, max(self.depths))
+        step = self.launch(first)
+        for plan in others:
+            before, step = step, self.launch(plan)
+            before.report.wait()  # two are in flight, as steps overlap; for more the host has no buffers
+        step.report.wait()
 
     def _rehearse(self) -> None:
         """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels
