@@ -77,4 +77,6 @@ def test_what_is_left_to_a_library() -> None:
     assert not twin.takes(x, weight), "too many tokens"
     assert not twin.takes(x[:0], weight)
     assert not twin.takes(x[:1].float(), weight), "one is wider"
+    assert twin.takes(x.float(), weight.float()), "in float32 a library is good at large products only"
+    assert not twin.takes(torch.zeros(17, 1024), torch.zeros(1024, 1024))
     assert not twin.takes(x[:1], torch.zeros(8, 4, dtype=DTYPE).t()), "rows that lie apart"

@@ -84,7 +84,7 @@ class CausalLM(nn.Module):
             stream = block(stream, batch)._replace(tap=places.get(number))
         hidden = self.norm.of_stream(stream)[1]
         if tapped != [*layers]:  # in another order, or one of them twice
-            taps = taps[:, [tapped.index(layer) for layer in layers]]
+            taps = torch.stack([places[layer] for layer in layers], 1)
         return hidden, taps.to(self.norm.weight.dtype)
 
     def embeddings(self, tokens: Tensor) -> Tensor:

@@ -118,9 +118,9 @@ def wide(
     k = tl.arange(0, BK)
     real, exists = (n < outputs)[:, None], (m < tokens)[:, None]
     row, token = weight + n.to(tl.int64)[:, None] * weight_stride, x + m.to(tl.int64)[:, None] * x_stride
-    other = row + outputs.to(tl.int64) * weight_stride
     first = _read(row, 0, inputs, k, real)  # before the tokens are there
     if GATED:
+        other = row + outputs.to(tl.int64) * weight_stride
         second = _read(other, 0, inputs, k, real)
     follow(EARLY)
     a = _read(token, 0, inputs, k, exists)[:, None, :]
