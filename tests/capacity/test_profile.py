@@ -158,7 +158,7 @@ def test_whoever_comes_later_finds_nothing_of_it(tmp_path: Path, model: str, opt
         ]
 
 
-def test_no_more_than_two_steps_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_two_steps_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inputs of every second step go through the same memory: those before must have arrived."""
     runner = LLM(write(tmp_path / "model", LFM2), load_format="dummy", max_num_seqs=2)._engine.runner
     launch, told = runner.launch, list[str]()
