@@ -235,9 +235,9 @@ def drifting(change: int, steps: int) -> Ran:
 
 
 def on_the_cpu(method: str, rows: int, rounds: int, answer: int, until: float) -> dict[str, float]:
-    """Tokens a second of the built-in model, each depth fixed and then adaptive, as they take turns: medians. The
-    engines are kept, so what `cost` has to find out it finds out in the first round. No round begins after `until`,
-    but the first."""
+    """Tokens a second of the built-in model, each depth fixed and adaptive, as they take turns; another begins
+    in each round: medians. The engines are kept, so what `cost` has to find out it finds out in the first rounds. No
+    round begins after `until`, but the first."""
     from holdfast import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
@@ -255,7 +255,9 @@ def on_the_cpu(method: str, rows: int, rounds: int, answer: int, until: float) -
         if number and time.perf_counter() > until:
             print(f"{number} of {rounds} rounds: no time left")
             break
-        for name, llm in engines.items():
+        turns = list(engines)
+        for name in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            llm = engines[name]
             begun = time.perf_counter()
             outputs = llm.chat(asked, params)
             tokens = sum(len(output.token_ids) for output in outputs)
@@ -269,7 +271,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the points here as well")
     parser.add_argument("--svg", type=Path, help="draw them")
     parser.add_argument("--steps", type=int, default=1000, help="of each point; 0: only on the CPU")
-    parser.add_argument("--rounds", type=int, default=3, help="on the CPU; 0: only simulated")
+    parser.add_argument("--rounds", type=int, default=5, help="on the CPU; 0: only simulated")
     parser.add_argument("--answer", type=int, default=96, help="tokens of each answer there")
     parser.add_argument("--seconds", type=float, default=180.0, help="that the rounds there may take, about")
     args = parser.parse_args()

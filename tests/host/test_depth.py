@@ -190,6 +190,24 @@ def test_whoever_looks_again_goes_by_what_is_seen_now() -> None:
     assert costs.seconds(8, 1, 0) == pytest.approx(0.004), "or longer"
 
 
+def test_on_a_shared_machine_all_kinds_take_longer_together() -> None:
+    """What one kind shows while it goes on is taken to be so of the others; what differs from one kind to the next is
+    the kinds' own."""
+    costs = StepCosts(shared=True)
+    for _ in range(20):
+        costs.learn(8, 1, 0, 0.030)
+    for _ in range(20):
+        costs.learn(8, 0, 0, 0.020)
+    assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.01)
+    for _ in range(60):
+        costs.learn(8, 0, 0, 0.040)
+    assert costs.seconds(8, 0, 0) == pytest.approx(0.040, rel=0.05)
+    assert costs.seconds(8, 1, 0) == pytest.approx(0.060, rel=0.05)
+    for _ in range(60):
+        costs.learn(8, 0, 0, 0.020)
+    assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.05)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_times_that_differ_much_are_no_news(seed: int) -> None:
     """Nor is the context to blame, which grows meanwhile. A quarter of them take less than is believed."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
@@ -38,16 +39,14 @@ UNLIKE = 1.15
 as many drafts that are spread evenly, for the row with most is drafted for longest."""
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """Rows of a step that choose a token, and what they know of before it."""
 
     rows: int
     context: int
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     load: Load
     verified: int | None
     """Drafts that each row had. None: it did something else beside."""
@@ -70,17 +69,19 @@ class Deal:
     """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
     not much worse. (What looks different is often chance.)"""
 
-    def __init__(self, rates: dict[Row, float], most: int) -> None:
+    def __init__(self, rates: dict[Row, float], expected: list[float]) -> None:
+        """expected  tokens that a row gets from a step with 0, 1, 2, ... drafts, if all get as many"""
         self._rows = list(rates)
-        places = range(1, most + 1)
+        places = range(1, len(expected))
         ranked = sorted(((rate**place, row) for row, rate in rates.items() for place in places), reverse=True)
         self._ranked = [row for _, row in ranked]
         dealt = [0.0, *accumulate(chance for chance, _ in ranked)][:: len(rates)]
         alike = [0.0, *accumulate(sum(rate**place for rate in rates.values()) for place in places)]
-        tokens = [(1 + n / len(rates), 1 + m / len(rates)) for n, m in zip(alike, dealt, strict=True)]
-        self._unlike = [m > UNLIKE * n for n, m in tokens]
-        self.expected = [m if m > UNLIKE * n else n for n, m in tokens]
-        """Tokens that a row gets from a step with 0, 1, 2, ... drafts, on average over the rows."""
+        gains = [(len(rates) + m) / (len(rates) + n) for n, m in zip(alike, dealt, strict=True)]
+        self._unlike = [gain > UNLIKE for gain in gains]
+        told = zip(expected, gains, self._unlike, strict=True)
+        self.expected = [tokens * gain if unlike else tokens for tokens, gain, unlike in told]
+        """On average over the rows."""
 
     def shares(self, depth: int) -> dict[Row, int]:
         """Of `depth` drafts for each row on average."""
@@ -110,7 +111,7 @@ class CostDepth(Depth):
         super().__init__(initial)
         self._config, self._ragged = config, ragged
         self._most = max(config.all_depths)
-        self._costs, self._survival = StepCosts(), Survival(self._most)
+        self._costs, self._survival = StepCosts(shared=ragged), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows
@@ -130,6 +131,7 @@ class CostDepth(Depth):
             0,
         )  # further steps for which the decision holds, with so many rows
         self._held = False
+        self._times: dict[int, float] = {}  # seconds of each candidate, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
         self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
         self._verified: int | None = None  # in the step before
@@ -157,7 +159,7 @@ class CostDepth(Depth):
         elif (trial := self._due(rates)) is not None:
             self.depth, self.reason, self._tried = trial, "probe", trial
             self._holds = self._length(trial) - 1
-        elif not self._ragged and self.depth == before:
+        elif self.depth == before:
             self._holds = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         if deal:
             looks = self.reason == "probe" and self._length(self.depth) == LOOK
@@ -168,7 +170,7 @@ class CostDepth(Depth):
         return self._shares.get(row, self.depth)
 
     def why(self) -> str:
-        rows, rates = self._load.rows, self._promises()
+        rows, rates = self._load.rows, self._promises(self._takes())
         told = ", ".join(f"{depth}: {self._told(depth, rate)}" for depth, rate in rates.items())
         return f"{self.depth} drafts ({self.reason}); tokens/s of {rows} rows with so many drafts: {told}"
 
@@ -177,27 +179,27 @@ class CostDepth(Depth):
             return "unknown"
         return f"{rate:.0f}" if self._costs.known(self._load.rows, depth) else f"at most {rate:.0f}"
 
-    def _seconds(self, depth: int) -> float:
-        return self._costs.seconds(self._load.rows, depth, self._load.context)
+    def _takes(self) -> dict[int, float]:
+        """Seconds that a step of each candidate takes; 0 if nothing is known."""
+        rows, context = self._load
+        return {depth: self._costs.seconds(rows, depth, context) for depth in self._config.depths(rows)}
 
-    def _promises(self) -> dict[int, float]:
+    def _promises(self, times: dict[int, float]) -> dict[int, float]:
         """Tokens a second of all rows, for each candidate."""
-        rates = {}
-        for depth in self._config.depths(self._load.rows):
-            seconds = self._seconds(depth)
-            rates[depth] = self._load.rows * self._expected[depth] / seconds if seconds else math.inf
-        return rates
+        rows = self._load.rows
+        return {d: rows * self._expected[d] / took if took else math.inf for d, took in times.items()}
 
     def _settle(self) -> dict[int, float]:
         """On the best. What each promises."""
         self._pay()
-        rates, was = self._promises(), self._settled
+        self._times = self._takes()
+        rates, was = self._promises(self._times), self._settled
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
         if self._settled != was:
             self._accounts = dict.fromkeys(self._accounts, 0.0)
         self._accounts[self._settled] = 0.0
-        self._looked_at = 0 if self._settled else self._best_look()
+        self._looked_at = 0 if self._settled or self.reason == "explore" else self._best_look()
         return rates
 
     def _pay(self) -> None:
@@ -228,12 +230,12 @@ class CostDepth(Depth):
         """Another depth, if it may be tried now: one that would be better if all drafts were accepted. Of those that
         are not known only the first, and if there is no other."""
         rows, due = self._load.rows, None
-        seconds = {depth: self._seconds(depth) for depth in rates if depth != self._settled}
-        able = [depth for depth in seconds if rows * (1 + depth) > MARGIN * self._speed * seconds[depth]]
+        others = [depth for depth in rates if depth != self._settled]
+        able = [depth for depth in others if rows * (1 + depth) > MARGIN * self._speed * self._times[depth]]
         known = [depth for depth in able if self._costs.known(rows, depth)]
         for depth in known or able[:1]:
             length = self._length(depth)
-            loses = length * seconds[depth] * (1 - rates[depth] / self._speed)
+            loses = length * self._times[depth] * (1 - rates[depth] / self._speed)
             trust = self._costs.trust(rows, depth) if length == MEASURE else 1.0
             if self._accounts[depth] >= trust * loses:
                 due = depth
@@ -247,10 +249,10 @@ class CostDepth(Depth):
     def _best_look(self) -> int:
         """The fewest drafts by which, for the time that they take, about as much as by any could be gained. 0: there
         are none."""
-        none, worth = self._seconds(0), {}
-        for depth in self._config.depths(self._load.rows):
+        none, worth = self._times[0], {}
+        for depth in self._times:
             if depth and self._costs.known(self._load.rows, depth):
-                longer = self._seconds(depth) / none
+                longer = self._times[depth] / none
                 worth[depth] = ((1 + depth) / longer - 1) / max(0.01, longer - 1)
         return min((depth for depth in worth if worth[depth] >= max(worth.values()) / 2), default=0)
 
@@ -258,14 +260,15 @@ class CostDepth(Depth):
         """Steps without drafts before there is enough for one."""
         if not self._looked_at:
             return REST_WITHOUT_DRAFTS
-        missing = self._seconds(self._looked_at) * (1 - rates[self._looked_at] / self._speed)
+        missing = self._times[self._looked_at] * (1 - rates[self._looked_at] / self._speed)
         missing -= self._accounts[self._looked_at]
-        return max(0, math.ceil(missing / (LOOKING * self._seconds(0))) - 1)
+        return max(0, math.ceil(missing / (LOOKING * self._times[0])) - 1)
 
     def _deal(self) -> Deal:
         rates = self._survival.rates()
         mean = sum(rates) / len(rates)
-        return Deal({work.row: self._rate(work, mean) for work in self._rows}, self._most)
+        chances = {work.row: self._rate(work, mean) for work in self._rows}
+        return Deal(chances, self._survival.expected())
 
     def _rate(self, work: RowWork, mean: float) -> float:
         own = self._own.get(work.row)

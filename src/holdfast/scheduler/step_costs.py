@@ -19,6 +19,8 @@ FORESEEN = 0.7
 PAUSE = 64
 """Steps of other kinds, after which all that is remembered counts as one step: whoever looks again goes by what is
 seen now."""
+STAY = 8
+"""After so many steps of one kind, what further ones take longer or shorter is put down to the machine."""
 WEIGHT = 0.01
 """Of the newest step, in what a token of context costs;"""
 OUTLIER = 1.3
@@ -37,15 +39,24 @@ class Cell:
     contexts: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     seconds: float = 0.0
     """What is believed, with the last one's context."""
+    pace: float = 1.0
+    """Of the machine, when it was."""
     steps: int = 0
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
 
 
 class StepCosts:
-    """Time is a constant of each kind of step, and so much for each token of context, whatever the kind."""
+    """Time is a constant of each kind of step, and so much for each token of context, whatever the kind.
 
-    def __init__(self) -> None:
+    shared  with whatever else the machine does, so that all kinds take longer for a while, and then shorter again
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
+        self._pace = 1.0  # how long steps of any kind take now, compared with the first
+        self._last: tuple[int, int] | None = None
+        self._stay = 0  # steps of the last kind in a row
         self._cells: dict[tuple[int, int], Cell] = {}
         self._steps = 0
         self.per_token = 0.0
@@ -54,14 +65,13 @@ class StepCosts:
         self._noise = 0.0  # variance of times, as they differ
 
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
-        cell = self._cells.setdefault((band(rows), depth), Cell())
+        kind = (band(rows), depth)
+        cell = self._cells.get(kind) or self._cells.setdefault(kind, Cell())
         self._steps += 1
-        if len(cell.times) > 1 and self._steps - cell.last > PAUSE:
-            last = cell.contexts[-1]
-            cell.times.clear()
-            cell.contexts.clear()
-            cell.times.append(cell.seconds)
-            cell.contexts.append(last)
+        self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
+        if cell.times and not self._stay:
+            self._resume(cell)
+        before = self._at(cell, context) if self._shared and cell.times else 0.0
         if len(cell.times) >= ENOUGH and context != cell.contexts[0]:
             self._learn_context(cell, context, seconds)
         cell.times.append(seconds)
@@ -72,6 +82,20 @@ class StepCosts:
             there = zip(cell.times, cell.contexts, strict=True)
             ranked = sorted(took + self.per_token * (context - other) for took, other in there)
         cell.seconds = ranked[len(ranked) // 4]
+        if self._shared and self._stay >= STAY:
+            self._pace *= cell.seconds / before
+        cell.pace = self._pace
+
+    def _resume(self, cell: Cell) -> None:
+        """After steps of other kinds."""
+        times, contexts = list(cell.times), list(cell.contexts)
+        if self._steps - cell.last > PAUSE:
+            times, contexts = [cell.seconds], contexts[-1:]
+        cell.times.clear()
+        cell.contexts.clear()
+        cell.times.extend(took * self._pace / cell.pace for took in times)
+        cell.contexts.extend(contexts)
+        cell.seconds, cell.pace = cell.seconds * self._pace / cell.pace, self._pace
 
     def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
         """From how it differs from the first that is remembered."""
@@ -130,11 +154,12 @@ class StepCosts:
                 return self._at(cell, context)
             for other, known in own.items():
                 if same := self._found(there, other):
-                    return self._at(known, context) * cell.seconds / same.seconds
+                    return self._at(known, context) * self._at(cell, context) / self._at(same, context)
         return 0.0
 
     def _at(self, cell: Cell, context: int) -> float:
-        return max(cell.seconds / 2, cell.seconds + self.per_token * (context - cell.contexts[-1]))
+        seconds = cell.seconds * self._pace / cell.pace
+        return max(seconds / 2, seconds + self.per_token * (context - cell.contexts[-1]))
 
 
 def band(rows: int) -> int:
