@@ -13,6 +13,7 @@ from tests.capacity.shapes import LFM2, QWEN3_5, write
 
 from holdfast.config import EngineConfig
 from holdfast.engine import Engine, build_engine
+from holdfast.executor.profile import SEGMENTS
 from holdfast.request import Request, SamplingParams
 
 DELTA = QWEN3_5 | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
@@ -79,7 +80,7 @@ def test_there_is_memory_for_all_from_the_first_request_on(
     tmp_path: Path, config: dict[str, Any], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As many requests as there are rows, with long prompts and all that can be asked for: what was measured at start
-    is enough, and was taken then."""
+    is enough, and was taken then; but for a segment of each kind, since torch meets sizes in another order."""
     torch.cuda.init()  # there are no statistics before
     before, plain = torch.cuda.memory_stats(), SamplingParams(max_tokens=40, ignore_eos=True)
     engine = build(tmp_path, config | WIDE, memory="2GiB", max_num_seqs=24, max_model_len=500, **options)
@@ -94,5 +95,5 @@ def test_there_is_memory_for_all_from_the_first_request_on(
     served = torch.cuda.memory_stats()
     most = served["requested_bytes.all.peak"] - before["requested_bytes.all.current"]
     assert most <= engine.capacity.parts.total
-    assert served["num_device_alloc"] == built["num_device_alloc"]
+    assert served["reserved_bytes.all.peak"] <= built["reserved_bytes.all.current"] + SEGMENTS
     assert not caplog.records, "recordings took no more than planned"

@@ -31,7 +31,7 @@ SMALL = dict(max_num_seqs=2, fold_every=8)
 SCENE = Scene(LFM2, (Ask(13, 8), Ask(5, 14), Ask(9, 9)), dict(backend="triton", **SMALL))
 """Lines are passed and pages begun while all decode, and a row has a second tenant."""
 SHARED = (Ask(66, 24, shared=64), Ask(90, 20, shared=64, after=22), Ask(67, 20, shared=64, after=24))
-WINDOWS = replace(SCENE, drafts=2)
+WINDOWS = replace(SCENE, asks=(Ask(13, 8), Ask(5, 14)), drafts=2)
 """With a drafter that is the model itself, and is wrong in every third place."""
 SCENES = {
     "lfm2": SCENE,
@@ -54,7 +54,7 @@ FOUND = {
     "drafting-moves-cursors": WINDOWS,
     "draft-over-the-bonus": WINDOWS,
 }
-ON_GPU = ("bonus-counted-twice", "draft-over-the-bonus")
+ON_GPU = ("bonus-counted-twice", "drafting-moves-cursors", "draft-over-the-bonus")
 """Only there: others are much like them."""
 
 
@@ -103,7 +103,7 @@ def spoilt(propose: Callable[..., Draft]) -> Callable[..., Draft]:
 def test_nothing_is_found_where_nothing_is_wrong(recorded: list[int], name: str) -> None:
     scene = SCENES[name]
     guarded = run(scene, "stamps")
-    assert not guarded.findings and len(recorded) > 8
+    assert not guarded.findings and len(recorded) > 4
     assert all(map(len, guarded.tokens)) and guarded.tokens == plain(scene).tokens
 
 

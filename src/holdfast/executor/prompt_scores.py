@@ -83,7 +83,7 @@ class PromptScorer:
                 flat += [offset + position - 1 - stands for position in scored]
                 if scored.stop == ask.end:
                     del self._asks[work.row]
-            offset += work.tokens
+            offset += lanes.shape.window if lanes.shape else work.tokens
         return counts, flat
 
     def _score(self, at: Tensor, hidden: Tensor, batch: Batch, lanes: Lanes, most: int) -> Logprobs:

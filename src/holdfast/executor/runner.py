@@ -114,9 +114,12 @@ class Runner:
     @torch.inference_mode()
     def exert(self) -> None:
         """The largest steps that may come, once: then there is memory for all others. Nobody may be in a row yet."""
+        held: list[InFlight] = []  # what they made, as steps hold it that overlap
         for plan in largest_steps(self._limits, max(self.depths)):
-            # one after the other: the host has buffers for two steps in flight, and the next is anybody's
-            self.launch(plan).report.wait()
+            held.append(self.launch(plan))
+            if len(held) > 1:
+                held[-2].report.wait()  # the next one's inputs go through the same memory of the host
+        held[-1].report.wait()
 
     def _rehearse(self) -> None:
         """All that is recorded, and a prompt's run, of a length that 16 divides and of one that it does not: kernels

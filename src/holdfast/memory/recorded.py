@@ -44,10 +44,10 @@ class RecordedChecks:
         keys: Tensor,
     ) -> None:
         device, rows = stand.device, len(stand)
-        self._slots, self._pages, self._page_size = slots, pages, page_size
+        self._slots, self._page_size = slots, page_size
         self._names: list[Name] = [*slots.names, *pages.names]
         self._told = Buffer(4 * rows + SIZE, device)
-        """What is meant, and then what is found: the host sends that with 0 for the number of these."""
+        """What is meant, then what is found. With the former the host sends 0, for the number of findings."""
         self.found = self._told.device[4 * rows :]
         """What the last step has shown; the next one overwrites it."""
         meant = self._told.device[: 4 * rows].view(4, rows)
@@ -65,13 +65,9 @@ class RecordedChecks:
     ) -> None:
         """What the plan means, lane by lane."""
         rows, _, tokens, _ = zip(*work, strict=True)
+        least = tuple(map(sub, positions, uncertain))
         told = np.zeros(self._ledger.meant.numel() + 1, dtype=np.int64)
-        told[:-1].reshape(4, -1)[:, : len(work)] = (
-            rows,
-            list(map(sub, positions, uncertain)),
-            positions,
-            tokens,
-        )
+        told[:-1].reshape(4, -1)[:, : len(work)] = (rows, least, positions, tokens)
         self._told.fill(told, turn)
 
     def check(self, uses: Sequence[Use], step: StateStep, tokens: Tensor, drafts: Drafts) -> None:

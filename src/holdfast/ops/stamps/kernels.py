@@ -106,9 +106,8 @@ def recurrent(
         text = chain + row * chain_row
 
         cell = tl.arange(0, BC)
-        place = (
-            at - 1 - (at - 1 - cell + BC * CAP) % CAP
-        )  # the last position before this one that is kept there
+        # the last position before this one that is kept there
+        place = at - 1 - (at - 1 - cell + BC * CAP) % CAP
         needed = (cell < CAP) & (place >= start)
         if REACH:
             before_fold = folds & (place >= end - REACH) & (place < end)
