@@ -86,6 +86,7 @@ class Sanitizer:
     def __init__(self, state: StatePool, kv: KVPool, limits: Limits, *, poison: bool = False) -> None:
         device, rows = kv.table.device, limits.max_num_seqs
         self._device, self._page_size, self._grid = device, limits.page_size, limits.fold_every
+        self._drafting_room = limits.drafting_room
         self._chains = Chains(rows, limits.pages_per_row * limits.page_size, device)
         self._tickets = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._stand = torch.zeros(rows + 1, dtype=torch.int64, device=device)
@@ -222,8 +223,8 @@ class Sanitizer:
             above = None if parents is None else position + 1 + parents[:, place]
             self._chains.extend(rows, position + 1 + place, tokens, above)
         self._span.zero_()
-        # the last token and all drafts: a block has places for both
-        self._span[:, rows] = torch.stack((position, position + 1 + drafts.shape[1]))
+        # the last token, and as many drafts as may be asked for: a block has places for all of them
+        self._span[:, rows] = torch.stack((position, position + self._drafting_room))
         self._absorbed = _Places(rows[:0], rows[:0], rows[:0])
         for group in groups:
             if group.what == "write" and isinstance(group.place, Checkpoints):
