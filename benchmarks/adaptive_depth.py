@@ -236,33 +236,35 @@ def drifting(change: int, steps: int) -> Ran:
 
 def on_the_cpu(method: str, rows: int, rounds: int, answer: int, until: float) -> dict[str, float]:
     """Tokens a second of the built-in model, each depth fixed and adaptive, as they take turns; another begins
-    in each round: medians. The engines are kept, so what `cost` has to find out it finds out in the first rounds. No
-    round begins after `until`, but the first."""
+    in each round: medians. One engine has all depths, so that nothing else differs (two that are alike differ by a
+    quarter, by where their memory lies); 0 is one without a drafter. What `cost` has to find out it finds out in the
+    first rounds. No round begins after `until`, but the first."""
     from holdfast import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
     told = [json.loads(line)["prompt"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
     asked = [[{"role": "user", "content": text}] for text in told[: max(2, rows)]]
-    ways: dict[str, dict[str, object] | None] = {"0": None}
-    ways |= {str(d): {"method": method, "num_speculative_tokens": d} for d in DEPTHS if d}
-    ways["cost"] = {"method": method, "num_speculative_tokens": 3, "adaptive": True}
-    engines = {
-        name: LLM(None, speculative_config=config, max_num_seqs=rows, enable_prefix_caching=False)
-        for name, config in ways.items()
-    }
+    adaptive = {"method": method, "num_speculative_tokens": 3, "adaptive": True}
+    plain, drafting = (
+        LLM(None, speculative_config=config, max_num_seqs=rows, enable_prefix_caching=False)
+        for config in (None, adaptive)
+    )
+    policy = drafting._engine.scheduler._depth
+    ways = {str(d): (drafting if d else plain, Depth(d)) for d in DEPTHS} | {"cost": (drafting, policy)}
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         if number and time.perf_counter() > until:
             print(f"{number} of {rounds} rounds: no time left")
             break
-        turns = list(engines)
+        turns = list(ways)
         for name in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            llm = engines[name]
+            llm, depth = ways[name]
+            llm._engine.scheduler._depth = depth
             begun = time.perf_counter()
             outputs = llm.chat(asked, params)
             tokens = sum(len(output.token_ids) for output in outputs)
             speeds[name].append(tokens / (time.perf_counter() - begun))
-    print(engines["cost"].speculation_stats().why)
+    print(policy.why())
     return {name: statistics.median(each) for name, each in speeds.items()}
 
 
