@@ -59,18 +59,22 @@ DRAFTERS: dict[str, tuple[Tiny, dict[str, Any], Callable[[Path, Path], Path] | N
 """The model, the config, and who writes the drafter's files."""
 
 
+def write_drafter(name: str, directory: Path) -> tuple[Path, dict[str, Any]]:
+    """And its model: where that is, and how the drafter is asked for."""
+    tiny, config, write = DRAFTERS[name]
+    model, made = directory / "model", directory / "drafter"
+    tiny.build().save_pretrained(model)
+    if name == "mtp":
+        return write_mtp(model, made), config
+    return model, config if write is None else {**config, "model": str(write(model, made))}
+
+
 @interpreted
 @pytest.mark.parametrize("name", slow_but(["eagle3"], DRAFTERS))
 def test_recorded_drafts_are_those_of_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph], name: str
 ) -> None:
-    tiny, config, write = DRAFTERS[name]
-    model, made = tmp_path / "model", tmp_path / "drafter"
-    tiny.build().save_pretrained(model)
-    if name == "mtp":
-        model = write_mtp(model, made)
-    elif write is not None:
-        config = {**config, "model": str(write(model, made))}
+    model, config = write_drafter(name, tmp_path)
     speculating = {
         "speculative_config": {**config, "num_speculative_tokens": 1, "adaptive": {"candidate_steps": DEPTHS}}
     }

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.executor.test_drafted_graphs import DRAFTERS, _recording_runner
+from tests.executor.test_drafted_graphs import _recording_runner, write_drafter
 from tests.executor.test_graphs import interpreted
-from tests.spec.formats import write_mtp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast import LLM, engine
@@ -70,13 +69,7 @@ class Launches(TorchDispatchMode):
 def test_a_step_without_drafts_is_one_launch_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    tiny, config, write = DRAFTERS[name]
-    model, made = tmp_path / "model", tmp_path / "drafter"
-    tiny.build().save_pretrained(model)
-    if name == "mtp":
-        model = write_mtp(model, made)
-    elif write is not None:
-        config = {**config, "model": str(write(model, made))}
+    model, config = write_drafter(name, tmp_path)
     drafting = {**config, "num_speculative_tokens": 1, "adaptive": {"candidate_steps": [0, 1]}}
     monkeypatch.setattr(engine, "Runner", _recording_runner)
     monkeypatch.setattr(Runner, "record", lambda runner: None)

@@ -49,6 +49,7 @@ EVERY_DAY = {
     (QWEN3, "small-steps"),
     (MAMBA2, "plain"),
     (LFM2, "trees"),
+    (LFM2, "blocks"),
 }
 
 

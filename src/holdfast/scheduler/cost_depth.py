@@ -124,16 +124,12 @@ class CostDepth(Depth):
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
-        self._settled, self._speed = (
-            initial,
-            0.0,
-        )  # the best that is known, and tokens a second that it promises
+        self._settled = initial  # the best that is known,
+        self._speed = 0.0  # and tokens a second that it promises
         self._accounts = dict.fromkeys(config.all_depths, 0.0)  # seconds
         self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it
-        self._holds, self._decided_rows = (
-            0,
-            0,
-        )  # further steps for which the decision holds, with so many rows
+        self._holds = 0  # further steps for which the decision holds,
+        self._decided_rows = 0  # with so many rows
         self._held = False
         self._times: dict[int, float] = {}  # seconds of each candidate, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
