@@ -60,6 +60,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--report-every", type=float, default=10.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    for name in {"eagle3", "dflash"} & set(options.what if options.resume else ()):
+        if not (options.resume / name).is_dir():
+            parser.error(f"--resume {options.resume}: there is no {name} in it")
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     Training(options).run()
