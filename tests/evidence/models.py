@@ -21,12 +21,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+
 
 @contextmanager
-def _hidden(*packages: str) -> Iterator[None]:
-    """transformers takes kernels from these packages where they are installed; the oracle must be plain torch."""
-    found = {name: sys.modules.get(name) for name in packages}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+def _plain() -> Iterator[None]:
+    """A family that transformers loads takes its kernels from these packages, where they are installed; the oracle
+    must be plain torch."""
+    found = {name: sys.modules.get(name) for name in KERNELS}
+    sys.modules.update(dict.fromkeys(KERNELS))  # type: ignore[arg-type]
     yield
     for name, module in found.items():
         del sys.modules[name]
@@ -34,7 +37,7 @@ def _hidden(*packages: str) -> Iterator[None]:
             sys.modules[name] = module
 
 
-with _hidden("fla", "causal_conv1d", "mamba_ssm"):
+with _plain():
     import transformers
     from transformers import (
         Lfm2Config,
@@ -78,21 +81,22 @@ OTHERS = {
     "Zamba2": "Config",
 }
 """Families without models of their own here, and what their configs are called."""
-ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
-    LFM2: (Lfm2Config, Lfm2ForCausalLM),
-    QWEN3_5: (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
-    QWEN3_5_VL: (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
-    MAMBA2: (Mamba2Config, Mamba2ForCausalLM),
-    LLAMA: (LlamaConfig, LlamaForCausalLM),
-    QWEN3: (Qwen3Config, Qwen3ForCausalLM),
-    **{
-        f"{family}ForCausalLM": (
-            getattr(transformers, f"{family}{config}"),
-            getattr(transformers, f"{family}ForCausalLM"),
-        )
-        for family, config in OTHERS.items()
-    },
-}
+with _plain():
+    ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+        LFM2: (Lfm2Config, Lfm2ForCausalLM),
+        QWEN3_5: (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+        QWEN3_5_VL: (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+        MAMBA2: (Mamba2Config, Mamba2ForCausalLM),
+        LLAMA: (LlamaConfig, LlamaForCausalLM),
+        QWEN3: (Qwen3Config, Qwen3ForCausalLM),
+        **{
+            f"{family}ForCausalLM": (
+                getattr(transformers, f"{family}{config}"),
+                getattr(transformers, f"{family}ForCausalLM"),
+            )
+            for family, config in OTHERS.items()
+        },
+    }
 
 
 @dataclass(frozen=True)
