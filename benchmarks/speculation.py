@@ -68,7 +68,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if there else "cpu")
     parser.add_argument("--batches", default="1,16,64" if there else "1,8", type=_numbers)
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
-    parser.add_argument("--out", type=int, default=256 if there else 48, help="tokens of every answer")
+    parser.add_argument("--out", type=int, default=384 if there else 48, help="tokens of every answer")
+    parser.add_argument("--prompts", type=int, default=16 if there else 4, help="of a run, at least")
     parser.add_argument("--reps", type=int, default=5 if there else 3)
     parser.add_argument(
         "--learning", type=int, default=4 if there else 2, help="runs before, of adaptive depth"
@@ -80,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     plain = _engine(args)
     asked = [
-        Traffic(batch, _prompts(plain, batch), args.out, args.reps, args.learning, there)
+        Traffic(batch, _prompts(plain, batch, args.prompts), args.out, args.reps, args.learning, there)
         for batch in args.batches
     ]
     found: dict[str, Any] = {**vars(args), "device": _device(args.device), "rows": []}
@@ -121,11 +122,12 @@ def _engine(args: argparse.Namespace, drafter: dict[str, Any] | None = None) -> 
     )
 
 
-def _prompts(llm: LLM, batch: int) -> list[list[int]]:
-    """As many as run at once; a few, one after the other, for a batch of one."""
+def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[int]]:
+    """As many as run at once; several, one after the other, for a batch of one: of few texts chance has its say in
+    which depth is the best."""
     assert llm.tokenizer is not None
     lines = HELDOUT.read_text(encoding="utf-8").splitlines()
-    asked = [json.loads(line)["prompt"] for line in lines[: max(4, batch)]]
+    asked = [json.loads(line)["prompt"] for line in lines[: max(fewest, batch)]]
     return [llm.tokenizer.apply_chat([{"role": "user", "content": prompt}]) for prompt in asked]
 
 

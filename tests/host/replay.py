@@ -1,14 +1,14 @@
-"""Requests on a clock that replays what an H200 took for holdfast-small's steps, with their noise and their slow
-patches, and texts along which the drafts of its drafters are accepted as they were there.
+"""Requests on a clock that replays what an H200 took for holdfast-small's steps, and along its answers, where drafts
+are accepted as those of its drafters are.
 
-`data/steps_h200.json`, microseconds, by drafter and batch:
-steady  of steps by the drafts that they verify, as they followed one another, in blocks of 96
-first   of the step after a prompt's
-turns   what a step takes more that resumes drafting after a lull, is the first to verify then, is the first or the
-        second without drafts after that, or verifies another number than the one before it
-texts   for each request, or all of a batch: along its answer in equal parts, how many drafts of each place are
-        accepted if those before it are
-few     of steps with fewer requests, while they end
+`data/steps_h200.json`, by drafter:
+accepted  of each of 64 answers, for every position: how many of seven drafts are accepted if a window begins there
+few       microseconds of steps with fewer requests, while they end
+and by batch, microseconds:
+steady    of steps by the drafts that they verify, as they followed one another, in blocks of 48
+first     of the step after a prompt's
+turns     what a step takes more that resumes drafting after a lull, is the first to verify then, is the first or the
+          second without drafts after that, or verifies another number than the one before it
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.ids import Row
-from holdfast.plan import RowWork, StepPlan, StepResult, Window
+from holdfast.ids import Row, Slot
+from holdfast.params import SamplingParams
+from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.depth import Depth
 
 MEASURED: dict[str, dict[str, Any]] = json.loads(
@@ -29,8 +30,10 @@ MEASURED: dict[str, dict[str, Any]] = json.loads(
 )
 DEPTHS = (0, 1, 3, 5, 7)
 BATCHES = (1, 16, 64)
-ANSWER = 256
-BLOCK = 96
+ANSWER = 384
+TEXTS = 16
+"""That a batch of one answers, one after the other."""
+BLOCK = 48
 SLOW = (2.4, 1.6, 1.3)
 """Times as long, the first steps of a kind that there ever are."""
 
@@ -41,14 +44,14 @@ class Clock:
     batch: int
     chance: random.Random
     _walks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _verified: tuple[int, int, int] = (0, 0, 0)
-    """Of the last three steps, the newest first."""
+    _verified: tuple[int, int] = (0, 0)
+    """Of the last two steps, the newest first."""
     _proposed: int = 0
     _since_prompt: int = 0
     _seen: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def prompt(self) -> None:
-        self._since_prompt, self._verified, self._proposed = 0, (0, 0, 0), 0
+        self._since_prompt, self._verified, self._proposed = 0, (0, 0), 0
 
     def seconds(self, rows: int, verified: int, propose: int) -> float:
         table = MEASURED[self.drafter][str(self.batch)]
@@ -60,10 +63,10 @@ class Clock:
         shape = (1 << (rows - 1).bit_length(), kind)
         took *= SLOW[self._seen[shape]] if self._seen[shape] < len(SLOW) else 1
         self._seen[shape] += 1
-        last, before, _ = self._verified
+        last, before = self._verified
         turn = None
         if self._since_prompt == 0 and rows == self.batch:
-            took = table["first"][str(kind)]
+            took = table["first"]
         elif not verified and propose and not self._proposed:
             turn = "lull"
         elif verified and not last:
@@ -74,7 +77,7 @@ class Clock:
             turn = "back2"
         elif verified != last:
             turn = "other"
-        self._verified, self._proposed = (verified, last, before), propose
+        self._verified, self._proposed = (verified, last), propose
         self._since_prompt += 1
         return 1e-6 * (took + (table["turns"][turn] if turn else 0))
 
@@ -94,39 +97,42 @@ class Clock:
 
 def run(policy: Depth, clock: Clock, step: int) -> tuple[float, int]:
     """All requests of a batch, or one after another: tokens a second while all run; and the last step's number."""
-    texts = MEASURED[clock.drafter][str(clock.batch)]["texts"]
+    texts = MEASURED[clock.drafter]["accepted"][: max(TEXTS, clock.batch)]
     seconds, tokens = 0.0, 0
-    for text in texts:
-        took, brought, step = _answer(policy, clock, text, step)
+    for first in range(0, len(texts), clock.batch):
+        took, brought, step = _answer(policy, clock, texts[first : first + clock.batch], step)
         seconds, tokens = seconds + took, tokens + brought
     return tokens / seconds, step
 
 
-def _answer(policy: Depth, clock: Clock, text: list[list[float]], step: int) -> tuple[float, int, int]:
-    """Overlapped, as the engine is: a step is planned before the one before it is known."""
-    had = dict.fromkeys(map(Row, range(1, clock.batch + 1)), 0)
-    made, generation, seconds, tokens = dict.fromkeys(had, 0), step, 0.0, 0
+def _answer(policy: Depth, clock: Clock, texts: list[str], step: int) -> tuple[float, int, int]:
+    """Overlapped, as the engine is: a step is planned before the one before it is known. The step after the prompts
+    is not counted."""
+    text = dict(zip(map(Row, range(1, clock.batch + 1)), texts, strict=True))
+    had = dict.fromkeys(text, 0)
+    made, generation, seconds, tokens = dict.fromkeys(text, 0), step, 0.0, 0
     before: StepResult | None = None
     clock.prompt()
-    prompt, all_run = True, True
+    number, all_run = 0, True
     while had:
+        prompt = number == 0
         step, propose = step + 1, policy.decide(running=not prompt)
-        if prompt:
-            work = tuple(RowWork(row, generation, 40, Window()) for row in had)
-        else:
-            windows = {row: min(made[row], ANSWER - n - 1) for row, n in had.items()}
-            work = tuple(RowWork(row, generation, 1 + n, Window(n)) for row, n in windows.items())
+        windows = {row: 0 if prompt else min(made[row], ANSWER - n - 1) for row, n in had.items()}
+        work = tuple(
+            RowWork(row, generation, 40 if prompt else 1 + n, Window(n)) for row, n in windows.items()
+        )
+        starts = tuple(_start(row, generation) for row in had) if prompt else ()
         positions = tuple(40 * (not prompt) + n for n in had.values())
-        policy.planned(StepPlan(step, work=work, propose=propose, positions=positions))
-        chosen = [(0,) * (1 + _accepted(clock.chance, text, had[w.row], w.window.drafts)) for w in work]
+        policy.planned(StepPlan(step, work=work, starts=starts, propose=propose, positions=positions))
+        chosen = [(0,) * (1 + min(n, int(text[row][max(0, had[row] - 1)]))) for row, n in windows.items()]
         for w, kept in zip(work, chosen, strict=True):
             had[w.row] += len(kept)
             made[w.row] = min(propose, policy.share(w.row))
-        took = 0.01 if prompt else clock.seconds(len(work), max(w.window.drafts for w in work), propose)
-        if all_run and not prompt:
+        took = 0.01 if prompt else clock.seconds(len(work), max(windows.values()), propose)
+        if all_run and number > 1:
             seconds, tokens = seconds + took, tokens + sum(map(len, chosen))
         had = {row: n for row, n in had.items() if n < ANSWER}
-        all_run, prompt = all_run and len(had) == clock.batch, False
+        all_run, number = all_run and len(had) == clock.batch, number + 1
         if before:
             policy.collected(before)
         before = StepResult(step, work=work, tokens=chosen, seconds=took)
@@ -135,8 +141,5 @@ def _answer(policy: Depth, clock: Clock, text: list[list[float]], step: int) -> 
     return seconds, tokens, step
 
 
-def _accepted(chance: random.Random, text: list[list[float]], position: int, drafts: int) -> int:
-    rates, accepted = text[min(len(text) - 1, position * len(text) // ANSWER)], 0
-    while accepted < drafts and chance.random() < rates[accepted]:
-        accepted += 1
-    return accepted
+def _start(row: Row, generation: int) -> RowStart:
+    return RowStart(row, generation, (), Slot(1), Slot(0), 0, SamplingParams(), 0)

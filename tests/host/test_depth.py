@@ -95,7 +95,32 @@ def test_a_place_counts_only_if_it_was_reached() -> None:
         survival.learn([(3, 1), (3, 1), (3, 3), (1, 1)])
     first, second, third = survival.rates()
     assert first > 0.99 and abs(second - 1 / 3) < 0.1 and third > 0.9
-    assert survival.expected()[:2] == [1.0, 1 + first]
+    assert survival.expected()[:2] == [1.0, pytest.approx(1 + first, rel=0.01)]
+
+
+def test_who_comes_new_is_like_all_there_were() -> None:
+    """And not like the last one, for whom nothing was right. The first of many to end are those that are guessed
+    well, so the last are not."""
+    survival = Survival(3)
+    for _ in range(200):
+        survival.learn([(3, 3)] * 15 + [(3, 0)])
+    for _ in range(100):
+        survival.learn([(3, 0)])
+    assert survival.rates()[0] < 0.1
+    survival.admit(0.5)
+    assert 0.3 < survival.rates()[0] < 0.7
+    survival.admit(1.0)
+    assert survival.rates()[0] > 0.85
+
+
+def test_what_windows_of_a_depth_brought_is_held_against_what_was_expected() -> None:
+    """Of two drafts both are accepted where each was, alone, every other time."""
+    survival = Survival(2)
+    for _ in range(400):
+        survival.learn([(2, 2)] * 8 + [(2, 0)] * 8)
+        survival.learn([(1, 1)] * 4 + [(1, 0)] * 12)
+    assert survival.expected()[2] == pytest.approx(2.0, rel=0.05)
+    assert survival.expected()[1] == pytest.approx(1.25, rel=0.05)
 
 
 def test_places_that_were_never_tried_are_like_the_one_before() -> None:
@@ -147,9 +172,9 @@ def test_a_first_step_that_compiles_is_not_believed() -> None:
 def test_a_first_step_that_looked_short_is_not_believed_for_long() -> None:
     """And none of it is put down to the context, which grows."""
     costs = StepCosts()
-    for step, seconds in enumerate((0.010, 0.003, 0.010, 0.010)):
+    for step, seconds in enumerate((0.010, 0.003, *[0.010] * 100)):
         costs.learn(8, 7, 1000 + 20 * step, seconds)
-    assert costs.seconds(8, 7, 1100) == pytest.approx(0.010, rel=1e-3) and costs.per_token == 0.0
+    assert costs.seconds(8, 7, 3000) == pytest.approx(0.010, rel=0.05) and costs.per_token == 0.0
 
 
 def test_first_steps_are_slow() -> None:
@@ -157,37 +182,42 @@ def test_first_steps_are_slow() -> None:
     costs = StepCosts()
     for seconds in (613e-6, 471e-6, 358e-6, 240e-6, 241e-6):
         costs.learn(1, 0, 100, seconds)
-    assert costs.seconds(1, 0, 100) < 242e-6 and costs.trust(1, 0) < 0.5
+    assert costs.seconds(1, 0, 100) < 242e-6 and costs.known(1, 0) and not costs.sure(1, 0)
 
 
-def test_a_slow_patch_is_believed_while_it_lasts_and_forgotten_soon() -> None:
-    """As when something else takes the host's time: to be the first to know of its end costs few steps."""
+def test_now_and_then_a_step_is_slow() -> None:
+    """As when the host does something else every few steps: that is part of what such steps take."""
     costs = StepCosts()
-    for seconds in (*[230e-6] * 40, *[350e-6] * 9):
+    for step in range(200):
+        costs.learn(1, 0, 100, 290e-6 if step % 4 == 0 else 210e-6)
+    assert costs.seconds(1, 0, 100) == pytest.approx(230e-6, rel=0.03)
+    costs.learn(1, 0, 100, 0.1)
+    assert costs.seconds(1, 0, 100) < 240e-6, "an interruption is not"
+
+
+def test_a_slow_patch_is_believed_while_it_lasts_and_forgotten_after() -> None:
+    costs, believed = StepCosts(), []
+    for seconds in (*[230e-6] * 40, *[300e-6] * 80, *[230e-6] * 80):
         costs.learn(1, 0, 100, seconds)
-    assert costs.seconds(1, 0, 100) == pytest.approx(230e-6), (
-        "a few slow steps are none of this depth's doing"
+        believed.append(costs.seconds(1, 0, 100))
+    assert believed[119] == pytest.approx(300e-6, rel=0.03) and believed[-1] == pytest.approx(
+        230e-6, rel=0.03
     )
-    for seconds in (*[350e-6] * 20, *[230e-6] * 4):
-        costs.learn(1, 0, 100, seconds)
-        slow = costs.seconds(1, 0, 100)
-    assert slow == pytest.approx(350e-6)
-    costs.learn(1, 0, 100, 230e-6)
-    assert costs.seconds(1, 0, 100) == pytest.approx(230e-6)
 
 
 def test_whoever_looks_again_goes_by_what_is_seen_now() -> None:
-    costs = StepCosts()
-    for seconds in (*[0.003] * 16, *[0.002] * 100):
-        costs.learn(8, 1 if seconds == 0.003 else 0, 0, seconds)
-    for seconds in (0.001, 0.001):
-        costs.learn(8, 1, 0, seconds)
-    assert costs.seconds(8, 1, 0) == pytest.approx(0.001), "shorter than it was"
-    for _ in range(100):
-        costs.learn(8, 0, 0, 0.002)
-    for seconds in (0.004, 0.005, 0.006):
-        costs.learn(8, 1, 0, seconds)
-    assert costs.seconds(8, 1, 0) == pytest.approx(0.004), "or longer"
+    """Sooner by what is shorter than it was: what is longer will be in use, and be known."""
+    costs = {seconds: StepCosts() for seconds in (0.002, 0.004)}
+    for now, them in costs.items():
+        for seconds in (*[0.003] * 40, *[0.002] * 100):
+            them.learn(8, 1 if seconds == 0.003 else 0, 0, seconds)
+        for _ in range(4):
+            them.learn(8, 1, 0, now)
+    shorter, longer = (
+        (0.003 - costs[0.002].seconds(8, 1, 0)) / 0.001,
+        (costs[0.004].seconds(8, 1, 0) - 0.003) / 0.001,
+    )
+    assert 0.5 < shorter < 1 and 0.1 < longer < 0.5
 
 
 def test_on_a_shared_machine_all_kinds_take_longer_together() -> None:
@@ -199,11 +229,11 @@ def test_on_a_shared_machine_all_kinds_take_longer_together() -> None:
     for _ in range(20):
         costs.learn(8, 0, 0, 0.020)
     assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.01)
-    for _ in range(60):
+    for _ in range(120):
         costs.learn(8, 0, 0, 0.040)
     assert costs.seconds(8, 0, 0) == pytest.approx(0.040, rel=0.05)
     assert costs.seconds(8, 1, 0) == pytest.approx(0.060, rel=0.05)
-    for _ in range(60):
+    for _ in range(120):
         costs.learn(8, 0, 0, 0.020)
     assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.05)
 
@@ -245,7 +275,7 @@ def test_long_contexts_make_drafts_worth_more() -> None:
 
         loop.seconds = seconds  # type: ignore[method-assign]
         made[context] = sum(loop.run(200)[100:])
-    assert made[0] < 10 and made[400_000] == 100
+    assert made[0] < 10 and made[400_000] > 90
 
 
 # --- cost ---
@@ -256,7 +286,9 @@ def test_all_candidates_are_compared() -> None:
     loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False), rows=1)
     loop.right = dict.fromkeys(loop.right, 7)
     loop.seconds = lambda tokens: {1: 1.0, 2: 3.0, 4: 5.0, 8: 5.5}[tokens]  # type: ignore[method-assign]
-    assert loop.run(60)[-20:] == [7] * 20
+    assert loop.run(200)[-100:].count(7) > 80, "but for trials of the others"
+    while loop.depth.reason != "best":
+        loop.run(1)
     assert loop.depth.why().startswith("7 drafts (best); tokens/s of 1 rows with so many drafts: 0: 1, 1: 1")
 
 

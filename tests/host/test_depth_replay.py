@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Iterator
 
 import pytest
 
 from holdfast.adaptive import AdaptiveConfig
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
+from holdfast.scheduler.survival import Survival
 
 from .replay import BATCHES, DEPTHS, MEASURED, Clock, run
 
-LEARNING, RUNS = 4, 4
+LEARNING, RUNS = 10, 4
 
 
 def speeds(policy: Depth, clock: Clock, runs: int, step: int = 0) -> tuple[list[float], int]:
@@ -43,15 +45,38 @@ def parts_of_best(drafter: str, seed: int, batches: tuple[int, ...] = BATCHES) -
 
 @pytest.mark.parametrize("drafter", MEASURED)
 def test_as_fast_as_the_best_fixed_depth(drafter: str) -> None:
-    assert min(parts_of_best(drafter, seed=0, batches=(1, 16)).values()) > 0.95
+    assert min(parts_of_best(drafter, seed=0, batches=(16,)).values()) > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", MEASURED)
 def test_as_fast_as_the_best_fixed_depth_of_each_batch(drafter: str) -> None:
-    """Medians over seeds. With one request n-grams are right along half of a text and wrong along the other: no depth
-    is much better than none, and to look for the half where it is costs what there is to gain."""
+    """Medians over seeds."""
     found = [parts_of_best(drafter, seed) for seed in range(5)]
     medians = {batch: statistics.median(parts[batch] for parts in found) for batch in BATCHES}
-    least = {batch: 0.955 if (drafter, batch) == ("ngram", 1) else 0.98 for batch in BATCHES}
-    assert all(medians[batch] > least[batch] for batch in BATCHES), medians
+    assert all(medians[batch] > 0.975 for batch in BATCHES), medians
+
+
+def test_long_windows_say_too_little_of_short_ones() -> None:
+    """They end where the text is hard to guess, and the next begins there. A few short ones show it."""
+    texts = MEASURED["mtp"]["accepted"][:16]
+    survival, plain = Survival(7), Survival(7)
+    windows = 0
+    for text in texts * 12:
+        position = 0
+        while position < len(text):
+            depth, windows = 3 if windows % 32 < 4 else 7, windows + 1
+            accepted = min(depth, int(text[position]))
+            survival.learn([(depth, accepted)])
+            plain.learn([(depth, accepted)], alike=depth == 7)
+            position += 1 + accepted
+    true = statistics.mean(brought for text in texts for brought in in_windows(text, 3))
+    assert plain.expected()[3] < 0.97 * true and survival.expected()[3] == pytest.approx(true, rel=0.02)
+
+
+def in_windows(text: str, depth: int) -> Iterator[int]:
+    position = 0
+    while position < len(text):
+        tokens = 1 + min(depth, int(text[position]))
+        position += tokens
+        yield tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import FORESEEN, StepCosts
+from .step_costs import FORESEEN, SEEN, StepCosts
 from .survival import Survival
 
 MARGIN = 1.01
@@ -24,6 +25,8 @@ LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 2
 """and steps that follow, which may take longer for it."""
+UNSURE = 0.5
+"""Of what a trial loses, enough for one of a depth that was seen a few times only."""
 ASKED = 8
 """Rows that are looked at, where a step costs by its tokens."""
 SAME = 4
@@ -193,11 +196,9 @@ class CostDepth(Depth):
         """On the best. What each promises."""
         self._pay()
         self._times = self._takes()
-        rates, was = self._promises(self._times), self._settled
+        rates = self._promises(self._times)
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
-        if self._settled != was:
-            self._accounts = dict.fromkeys(self._accounts, 0.0)
         self._accounts[self._settled] = 0.0
         self._looked_at = 0 if self._settled or self.reason == "explore" else self._best_look()
         return rates
@@ -213,31 +214,41 @@ class CostDepth(Depth):
         more cost, and may show that they need not be tried."""
         rows, now = self._load.rows, self._settled
         known = [depth for depth in rates if self._costs.known(rows, depth)]
-        foreseen = [depth for depth in rates if depth not in known and self._costs.foreseen(rows, depth)]
-        stays = self._same >= SAME
-        at_best = {d: rate / FORESEEN if stays and d in foreseen else rate for d, rate in rates.items()}
+        hopes = self._hopes(rates)
+        at_best = {depth: rate / hopes.get(depth, 1.0) for depth, rate in rates.items()}
         best = max(rates, key=lambda depth: at_best[depth])
         if now in rates and at_best[best] <= MARGIN * rates[now] < math.inf:
             best = now
-        if best in known:
+        if best in hopes:
+            return best, "explore"
+        if best in known or self._costs.foreseen(rows, best):
             return best, "best"
-        if best in foreseen:
-            return best, "explore" if stays else "best"
         below = max((depth for depth in known if depth < best), default=-1)
         return min(depth for depth in rates if depth > below), "explore"
 
+    def _hopes(self, depths: Iterable[int]) -> dict[int, float]:
+        """Of those that were seen a few times only, or with more or fewer rows: how much of the time that this
+        suggests they may take at best. While the number of rows changes, it is not the moment to find out."""
+        if self._same < SAME:
+            return {}
+        costs, rows = self._costs, self._load.rows
+        just = self.depth if self.reason == "explore" else None  # the steps that tell are still to come
+        unsure = [depth for depth in depths if depth != just and not costs.sure(rows, depth)]
+        seen = {depth: SEEN for depth in unsure if costs.known(rows, depth)}
+        return {depth: FORESEEN for depth in unsure if costs.foreseen(rows, depth)} | seen
+
     def _due(self, rates: dict[int, float]) -> int | None:
-        """Another depth, if it may be tried now: one that would be better if all drafts were accepted. Of those that
-        are not known only the first, and if there is no other."""
+        """Another depth, if it may be tried now. Of those that are not known only the first, and if there is no
+        other."""
+        if any(step.trial is not None for step in self._flight.values()):
+            return None  # what the last one costs is not known yet
         rows, due = self._load.rows, None
         others = [depth for depth in rates if depth != self._settled]
-        able = [depth for depth in others if rows * (1 + depth) > MARGIN * self._speed * self._times[depth]]
-        known = [depth for depth in able if self._costs.known(rows, depth)]
-        for depth in known or able[:1]:
-            length = self._length(depth)
-            loses = length * self._times[depth] * (1 - rates[depth] / self._speed)
-            trust = self._costs.trust(rows, depth) if length == MEASURE else 1.0
-            if self._accounts[depth] >= trust * loses:
+        known = [depth for depth in others if self._costs.known(rows, depth)]
+        for depth in known or others[:1]:
+            loses = self._length(depth) * self._times[depth] * (1 - rates[depth] / self._speed)
+            needs = loses if self._costs.sure(rows, depth) else UNSURE * loses
+            if self._accounts[depth] >= needs:
                 due = depth
             self._accounts[depth] = min(loses, self._accounts[depth])
         return due
@@ -280,6 +291,9 @@ class CostDepth(Depth):
 
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
+        if plan.starts and plan.work:
+            self._learn_windows()
+            self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         verified, before = self._observe(plan), self._verified
         steady = verified is not None and verified == self.depth and (verified > 0 or before == 0)
         if self.reason == "probe":
@@ -327,8 +341,13 @@ class CostDepth(Depth):
             return
         rows = zip(result.work, result.tokens, strict=True)
         verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
-        self._windows += [(work.window.drafts, accepted) for work, accepted in verified]
-        if self._windows and not self.depth:
+        windows = [(work.window.drafts, accepted) for work, accepted in verified]
+        if launched.verified is None:
+            self._learn_windows()
+            self._survival.learn(windows, alike=False)
+        else:
+            self._windows += windows
+        if windows and not self.depth and self.reason == "best":
             self._holds = 0  # what a look found is not left lying
         if self._ragged:
             for work, accepted in verified:
@@ -341,7 +360,10 @@ class CostDepth(Depth):
         elif self._speed:
             usual = self._costs.seconds(load.rows, launched.verified or 0, load.context)
             took = usual if seconds > 2 * usual else seconds  # an interruption is not the trial's fault
-            self._accounts[launched.trial] -= took - sum(map(len, result.tokens)) / self._speed
+            brings = load.rows * self._expected[launched.verified or 0]  # luck aside,
+            if self._length(launched.trial) == LOOK:
+                brings = sum(map(len, result.tokens))  # unless it is luck that is looked for
+            self._accounts[launched.trial] -= took - brings / self._speed
 
     def _learn_windows(self) -> None:
         windows, self._windows = self._windows, []

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 BANDS = tuple(sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(14))}))
 """Steps of so many rows, or a few less, are taken to be alike."""
 ENOUGH = 2
-"""Steps of a kind before its time is known: the first may have compiled something."""
-REMEMBERED = 16
-"""Steps of a kind, the last ones. A quarter of them took less than is believed: what interrupts a step makes it
-longer and never shorter, and a patch of slow ones is forgotten with the first few that are not."""
-FORESEEN = 0.7
-"""What was only seen with more or fewer rows may take so much of what that suggests."""
-PAUSE = 64
-"""Steps of other kinds, after which all that is remembered counts as one step: whoever looks again goes by what is
-seen now."""
+"""Steps of a kind before its time is known."""
+FIRST = 6
+"""Steps of a kind, of which the shortest is believed: the first may have compiled something, or loaded a graph."""
+REMEMBERED = 32
+"""Steps of a kind after them, about: it is their mean that is believed. It is not their median, by which short steps
+would look shorter than they are: what the host does now and then makes up more of them."""
+INTERRUPTED = 1.5
+"""Times what is believed: no step counts for more."""
+FORESEEN, SEEN = 0.7, 0.8
+"""What was only seen with more or fewer rows may take so much of what that suggests; and what was seen few times."""
+PAUSE, RECALLED = 64, 8
+"""After so many steps of other kinds, all that is remembered counts as so many steps: whoever looks again goes by
+what is seen now."""
+FEW = 16
+"""Of so few steps"""
+SHORTER, LONGER = 2.0, 0.5
+"""one that is shorter than is believed counts for more, and one that is longer for less: a kind that looks shorter
+than it is will be in use, and then is known; one that looks longer is left alone."""
 STAY = 8
 """After so many steps of one kind, what further ones take longer or shorter is put down to the machine."""
 WEIGHT = 0.01
@@ -33,17 +41,21 @@ DEVIATIONS = 3.0
 
 @dataclass
 class Cell:
-    """Steps of a kind: their times, and the tokens that all rows of each had together."""
+    """Steps of a kind."""
 
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    contexts: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    seconds: float = 0.0
-    """What is believed, with the last one's context."""
+    seconds: float = math.inf
+    """What is believed,"""
+    context: float = 0.0
+    """with so many tokens that all rows know together."""
     pace: float = 1.0
     """Of the machine, when it was."""
     steps: int = 0
+    weight: int = 0
+    """Steps that what is believed counts as."""
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
+    mark: tuple[int, float] = (0, 0.0)
+    """Context and time of one of them, to compare others with."""
 
 
 class StepCosts:
@@ -67,42 +79,36 @@ class StepCosts:
     def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
         kind = (band(rows), depth)
         cell = self._cells.get(kind) or self._cells.setdefault(kind, Cell())
-        self._steps += 1
         self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
-        if cell.times and not self._stay:
-            self._resume(cell)
-        before = self._at(cell, context) if self._shared and cell.times else 0.0
-        if len(cell.times) >= ENOUGH and context != cell.contexts[0]:
-            self._learn_context(cell, context, seconds)
-        cell.times.append(seconds)
-        cell.contexts.append(context)
-        cell.steps, cell.last = cell.steps + 1, self._steps
-        ranked = sorted(cell.times)
-        if self.per_token:
-            there = zip(cell.times, cell.contexts, strict=True)
-            ranked = sorted(took + self.per_token * (context - other) for took, other in there)
-        cell.seconds = ranked[len(ranked) // 4]
+        self._steps, cell.steps = self._steps + 1, cell.steps + 1
+        if cell.steps <= FIRST:
+            cell.seconds, cell.context = min(self._at(cell, context), seconds), context
+        else:
+            self._average(cell, context, seconds)
+        cell.pace, cell.last = self._pace, self._steps
+
+    def _average(self, cell: Cell, context: int, seconds: float) -> None:
+        if self._steps - cell.last > PAUSE:
+            cell.weight = min(cell.weight, RECALLED)
+        before = cell.seconds = cell.seconds * self._pace / cell.pace
+        self._learn_context(cell, context, seconds)
+        cell.weight = min(REMEMBERED, cell.weight + 1)
+        part = 1 / cell.weight
+        if cell.weight <= FEW:
+            part = min(1.0, part * (SHORTER if seconds < before else LONGER))
+        cell.seconds += part * (min(seconds, INTERRUPTED * before) - before)
+        cell.context += part * (context - cell.context)
         if self._shared and self._stay >= STAY:
             self._pace *= cell.seconds / before
-        cell.pace = self._pace
-
-    def _resume(self, cell: Cell) -> None:
-        """After steps of other kinds."""
-        times, contexts = list(cell.times), list(cell.contexts)
-        if self._steps - cell.last > PAUSE:
-            times, contexts = [cell.seconds], contexts[-1:]
-        cell.times.clear()
-        cell.contexts.clear()
-        cell.times.extend(took * self._pace / cell.pace for took in times)
-        cell.contexts.extend(contexts)
-        cell.seconds, cell.pace = cell.seconds * self._pace / cell.pace, self._pace
 
     def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
-        """From how it differs from the first that is remembered."""
-        further, longer = context - cell.contexts[0], seconds - cell.times[0]
-        most = OUTLIER * cell.seconds
-        if seconds > most or cell.times[0] > most:
+        """From how it differs from one of the steps before it."""
+        there, then = cell.mark
+        if not then or cell.steps % FEW == 0:
+            cell.mark = context, seconds
+        if not then or context == there or max(seconds, then) > OUTLIER * cell.seconds:
             return
+        further, longer = context - there, seconds - then
         rest = longer - self.per_token * further
         self._together += WEIGHT * (further * longer - self._together)
         self._spread += WEIGHT * (further * further - self._spread)
@@ -113,10 +119,10 @@ class StepCosts:
     def known(self, rows: int, depth: int) -> bool:
         return self._found(band(rows), depth) is not None
 
-    def trust(self, rows: int, depth: int) -> float:
-        """In what is known of it: the first steps of a kind are slow, and there may have been no others."""
+    def sure(self, rows: int, depth: int) -> bool:
+        """Known by more than its first steps."""
         cell = self._found(band(rows), depth)
-        return min(1.0, cell.steps / REMEMBERED) if cell else 1.0
+        return cell is not None and cell.steps >= FIRST
 
     def foreseen(self, rows: int, depth: int) -> bool:
         """Not known, but of a few rows more or less."""
@@ -134,20 +140,18 @@ class StepCosts:
         smaller = (
             self._at(cell, context)
             for (rows_there, depth_there), cell in self._cells.items()
-            if rows_there <= here and depth_there <= depth and len(cell.times) >= ENOUGH
+            if rows_there <= here and depth_there <= depth and cell.steps >= ENOUGH
         )
         return max(smaller, default=0.0)
 
     def _found(self, here: int, depth: int) -> Cell | None:
         cell = self._cells.get((here, depth))
-        return cell if cell is not None and len(cell.times) >= ENOUGH else None
+        return cell if cell is not None and cell.steps >= ENOUGH else None
 
     def _as_nearby(self, here: int, depth: int, context: int) -> float:
         """0: nothing is known there either."""
-        own = {
-            d: cell for (rows, d), cell in self._cells.items() if rows == here and len(cell.times) >= ENOUGH
-        }
-        others = [rows for (rows, d), cell in self._cells.items() if d == depth and len(cell.times) >= ENOUGH]
+        own = {d: cell for (rows, d), cell in self._cells.items() if rows == here and cell.steps >= ENOUGH}
+        others = [rows for (rows, d), cell in self._cells.items() if d == depth and cell.steps >= ENOUGH]
         for there in sorted(others, key=lambda rows: max(rows / here, here / rows)):
             cell = self._cells[there, depth]
             if not own:
@@ -159,7 +163,7 @@ class StepCosts:
 
     def _at(self, cell: Cell, context: int) -> float:
         seconds = cell.seconds * self._pace / cell.pace
-        return max(seconds / 2, seconds + self.per_token * (context - cell.contexts[-1]))
+        return max(seconds / 2, seconds + self.per_token * (context - cell.context))
 
 
 def band(rows: int) -> int:
