@@ -35,7 +35,8 @@ REST, REST_WITHOUT_DRAFTS = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
 short, and the host must not take longer to decide than the device to compute."""
 MANY = 8
-"""Rows; of steps with so many only every fourth is learned from while a decision holds, for the same reason."""
+"""Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
+nothing is learned from the others."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -60,7 +61,7 @@ class Launched(NamedTuple):
     trial: int | None
     """The depth that was tried in it, or just before."""
     passed: bool
-    """There is no time to learn from it."""
+    """There is no time to learn what it takes."""
 
 
 @dataclass
@@ -303,7 +304,7 @@ class CostDepth(Depth):
             self._after = max(0, self._after - 1)
         self._verified = verified
         rests = self._held and self.depth > 0 and self.reason == "best" and trial is None
-        passed = rests and not self._ragged and self._load.rows >= MANY and self._holds % 4 > 0
+        passed = rests and not self._ragged and self._holds % 4 > 0
         self._flight[plan.step] = Launched(self._load, verified, steady, trial, passed)
 
     def _observe(self, plan: StepPlan) -> int | None:
@@ -332,10 +333,12 @@ class CostDepth(Depth):
         launched = self._flight.pop(result.step)
         if launched.passed:
             self._earned += result.seconds
-            return
-        if launched.verified is not None:
+            if launched.load.rows >= MANY:
+                return
+        elif launched.verified is not None:
             self._settle_accounts(launched, result)
-        if launched.verified is not None and launched.steady:
+        if launched.steady and not launched.passed:
+            assert launched.verified is not None
             self._costs.learn(launched.load.rows, launched.verified, launched.load.context, result.seconds)
         if launched.verified == 0:
             return

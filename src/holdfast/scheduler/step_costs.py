@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -166,6 +167,7 @@ class StepCosts:
         return max(seconds / 2, seconds + self.per_token * (context - cell.context))
 
 
+@functools.cache
 def band(rows: int) -> int:
     place = bisect_left(BANDS, rows)
     return BANDS[place] if place < len(BANDS) else rows
