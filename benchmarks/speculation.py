@@ -84,7 +84,8 @@ def main() -> None:
         Traffic(batch, _prompts(plain, batch, args.prompts), args.out, args.reps, args.learning, there)
         for batch in args.batches
     ]
-    found: dict[str, Any] = {**vars(args), "device": _device(args.device), "rows": []}
+    asked_for = {name: value for name, value in vars(args).items() if name != "json"}
+    found: dict[str, Any] = {**asked_for, "device": _device(args.device), "rows": []}
     _progress(f"engine without drafts; {found['device']}")
     for name in args.drafters:
         if time.perf_counter() - BEGUN > args.seconds:

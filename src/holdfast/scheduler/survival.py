@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 PRIOR = 0.7
 """Of the first place, before anything was drafted."""
@@ -100,6 +102,7 @@ class Survival:
         for first in (self._places[0], self._all[0]):
             first.reached, first.kept = 2.0, 2 * PRIOR
         self._brought: dict[int, Brought] = {}
+        self._plain: list[float] = []  # what is plainly expected, once somebody asked
 
     def learn(self, windows: list[tuple[int, int]], *, alike: bool = True) -> None:
         """(drafts, accepted) of each row of a step that had drafts. A draft that was planned, but that the drafter
@@ -116,9 +119,10 @@ class Survival:
                 reached[number] += count
             others, tokens = by_depth.get(drafts, (0, 0))
             by_depth[drafts] = others + count, tokens + count * (1 + accepted)
-        surprised = False
+        self._plain, surprised = [], False
         for number, place in enumerate(self._places):
-            self._all[number].gather(reached[number], kept[number])
+            if reached[number]:
+                self._all[number].gather(reached[number], kept[number])
             if surprised:  # nor is what was known of this place of any use
                 place = self._places[number] = Place()
             surprised |= place.learn(reached[number], kept[number])
@@ -130,6 +134,7 @@ class Survival:
 
     def admit(self, part: float) -> None:
         """So many of the requests are new: they are taken to be like all there were."""
+        self._plain = []
         for place, others in zip(self._places, self._all, strict=True):
             place.admit(part, others)
 
@@ -143,14 +148,13 @@ class Survival:
 
     def expected(self) -> list[float]:
         """Tokens that a row gets from a step with 0, 1, 2, ... drafts."""
-        tokens = self._plainly_expected()
+        tokens = self._plainly_expected().copy()
         for drafts, brought in self._brought.items():
             tokens[drafts] *= brought.ratio
         return tokens
 
     def _plainly_expected(self) -> list[float]:
-        tokens, alive = [1.0], 1.0
-        for rate in self.rates():
-            alive *= rate
-            tokens.append(tokens[-1] + alive)
-        return tokens
+        if not self._plain:
+            chances = accumulate(self.rates(), mul)
+            self._plain = list(accumulate(chances, initial=1.0))
+        return self._plain
