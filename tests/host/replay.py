@@ -12,8 +12,8 @@ turns     what a step takes more that resumes drafting after a lull, is the firs
 
 It is tidier than the machine was. Only blocks whose median is within 6% of the quietest are kept. EAGLE-3 was
 measured in a slow hour: its steps without drafts are those of `mtp`, and what took 1.3 times its median is left out.
-`turns` are of an earlier recording, times 0.3, because they were hardly seen in this one. Of all drafters but `mtp` one
-answer was not recorded, and another stands in its place. The policy's constants were chosen on this clock.
+`turns` are of an earlier recording, times 0.3, because they were hardly seen in this one. Of all drafters but `mtp`
+one answer was not recorded, and another stands in its place. The policy's constants were chosen on this clock.
 """
 
 from __future__ import annotations
