@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
 
 from holdfast.adaptive import AdaptiveConfig, Band
-from holdfast.ids import Row
-from holdfast.plan import RowWork, StepPlan, StepResult, Window
+from holdfast.ids import Row, Slot
+from holdfast.params import SamplingParams
+from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
@@ -19,11 +21,17 @@ from holdfast.scheduler.survival import Survival
 from .harness import Harness, make_limits, make_request
 from .restless import Restless
 
+START = RowStart(Row(1), 1, (), Slot(1), Slot(0), 0, SamplingParams(), 0)
+
 
 class Loop:
-    """Steps of rows whose first `right(row)` drafts are accepted; `seconds(tokens)` each."""
+    """Steps of rows whose first `right(row)` drafts are accepted; `seconds(tokens)` each.
 
-    def __init__(self, depth: Depth, rows: int = 2) -> None:
+    late  by so many steps the policy is told
+    """
+
+    def __init__(self, depth: Depth, rows: int = 2, *, late: int = 0) -> None:
+        self.late, self.untold = late, list[StepResult]()
         self.depth, self.step = depth, 0
         self.windows = {Row(row): Window() for row in range(1, rows + 1)}
         self.right = {row: 0 for row in self.windows}
@@ -42,7 +50,9 @@ class Loop:
             self.depth.planned(StepPlan(self.step, work=work, positions=positions, propose=propose))
             tokens = [(0,) * (1 + min(w.window.drafts, self.right[w.row])) for w in work]
             seconds = self.seconds(sum(w.tokens for w in work))
-            self.depth.collected(StepResult(self.step, work, tokens=tokens, seconds=seconds))
+            self.untold.append(StepResult(self.step, work, tokens=tokens, seconds=seconds))
+            if len(self.untold) > self.late:
+                self.depth.collected(self.untold.pop(0))
             self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
             made.append(propose)
         return made
@@ -322,6 +332,15 @@ def test_without_drafts_probes_are_few_and_none_where_no_draft_could_pay() -> No
     assert cheap.run(50)[-1] == 7, "it follows within fifty steps"
 
 
+def test_what_a_look_costs_is_known_before_there_is_another() -> None:
+    """Steps are told of late, when the account still seems to be full."""
+    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False), late=1)
+    loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    made = loop.run(600)[100:]
+    looks = [step for step, drafts in enumerate(made) if drafts]
+    assert len(looks) > 5 and min(b - a for a, b in itertools.pairwise(looks)) > 3
+
+
 def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:
     policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 3, ragged=True)
     loop = Loop(policy, rows=4)
@@ -354,6 +373,38 @@ def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
         policy.planned(StepPlan(step, work=work, positions=(9, 0)))
         policy.collected(StepResult(step, work, tokens=[(5,), ()], seconds=9.0))
     assert not policy._costs._cells
+
+
+def prompts(policy: CostDepth, steps: range, starts: int) -> None:
+    for step in steps:
+        policy.decide(running=False)
+        work = (RowWork(Row(1), step, 40, Window()),)
+        policy.planned(StepPlan(step, work=work, starts=(START,) * starts, positions=(0,)))
+        policy.collected(StepResult(step, work, tokens=[(5,)], seconds=9.0))
+
+
+def test_prompts_teach_nothing_of_drafts() -> None:
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.run(60)
+    before = policy._survival.expected()
+    prompts(policy, range(1000, 1500), starts=0)
+    policy._learn_windows()
+    assert policy._survival.expected() == pytest.approx(before, rel=0.01)
+
+
+def test_a_request_that_starts_is_like_all_there_were() -> None:
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy, rows=16)
+    loop.right = dict.fromkeys(loop.right, 7)
+    loop.run(200)
+    loop.windows = {Row(1): Window()}
+    loop.right = {Row(1): 0}
+    loop.run(60)
+    assert policy._survival.rates()[0] < 0.2
+    prompts(policy, range(1000, 1001), starts=1)
+    assert policy._survival.rates()[0] > 0.7
 
 
 # --- in the scheduler ---

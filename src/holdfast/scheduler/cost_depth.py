@@ -109,8 +109,9 @@ class CostDepth(Depth):
     as cheap as it can be: if it is the best even so, it is tried, and then it is known.
 
     What is known of the others grows old while one is in use. So each has an account, into which a small part of all
-    time is paid. When that is enough for what a trial is expected to lose there is one, and what it did lose is
-    taken from the account; if it gained, another follows at once.
+    time is paid. When that is enough for what a trial is expected to lose there is one, and what it took beyond what
+    it brings is taken from the account: what it brings on average; but a look what it did bring, so that one that
+    gains is followed by another at once.
 
     ragged  a step costs by its tokens, so that its drafts go where they are likeliest to be accepted
     """
@@ -344,13 +345,15 @@ class CostDepth(Depth):
             return
         rows = zip(result.work, result.tokens, strict=True)
         verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
+        if not verified:
+            return
         windows = [(work.window.drafts, accepted) for work, accepted in verified]
         if launched.verified is None:
             self._learn_windows()
             self._survival.learn(windows, alike=False)
         else:
             self._windows += windows
-        if windows and not self.depth and self.reason == "best":
+        if not self.depth and self.reason == "best":
             self._holds = 0  # what a look found is not left lying
         if self._ragged:
             for work, accepted in verified:
