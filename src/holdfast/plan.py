@@ -145,4 +145,6 @@ class StepResult:
     missed: tuple[Grant, ...] = ()
     seconds: float = 0.0
     """What it added to the time of the steps before."""
+    host_seconds: float = 0.0
+    """So many the host needed, beside the device: if nearly all, the device had to wait. 0: they take turns."""
     findings: tuple[Finding, ...] = ()

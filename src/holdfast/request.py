@@ -74,7 +74,7 @@ class SpeculationStats(Acceptance):
     why: str = ""
     steps: dict[int, dict[str, int]] = field(default_factory=dict)
     """Steps that drafts were made in, by how many for each row, and for what reason: fixed, best, explore, probe,
-    start, warm-up, ema."""
+    warm-up, ema."""
 
 
 @dataclass

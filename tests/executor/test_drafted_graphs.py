@@ -90,6 +90,10 @@ def test_recorded_drafts_are_those_of_the_reference(
     assert _answers(llm, given) == plain
     assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
     replayed = {key[0] for key, graph in kinds.items() if graph.replays > before[key]}
+    drafted = sum(graph.replays - before[key] for key, graph in kinds.items() if key[0] == "draft")
+    steps = llm._engine.scheduler._depth.steps
+    asked = sum(sum(reasons.values()) for depth, reasons in steps.items() if depth)
+    assert drafted == asked, "after prompts as well"
     patient = llm._engine.runner.backlog.most > 0
     assert replayed == {"pass", "end", "draft"} | ({"catch up"} if patient else set())
 

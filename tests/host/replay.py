@@ -121,7 +121,7 @@ def _answer(policy: Depth, clock: Clock, texts: list[str], step: int) -> tuple[f
     number, all_run = 0, True
     while had:
         prompt = number == 0
-        step, propose = step + 1, policy.decide(running=not prompt)
+        step, propose = step + 1, policy.decide()
         windows = {row: 0 if prompt else min(made[row], ANSWER - n - 1) for row, n in had.items()}
         work = tuple(
             RowWork(row, generation, 40 if prompt else 1 + n, Window(n)) for row, n in windows.items()

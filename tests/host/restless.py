@@ -17,7 +17,7 @@ class Restless(Depth):
         super().__init__(max(depths))
         self._depths, self._divides, self._random = depths, shares, random.Random(seed)
 
-    def decide(self, *, running: bool = True) -> int:
+    def decide(self) -> int:
         self.depth = self._random.choice([depth for depth in self._depths if depth != self.depth])
         return self.depth
 
@@ -32,6 +32,6 @@ class Lulls(Depth):
         super().__init__(max(depths))
         self._next = itertools.cycle(depths)
 
-    def decide(self, *, running: bool = True) -> int:
+    def decide(self) -> int:
         self.depth = next(self._next)
         return self.depth

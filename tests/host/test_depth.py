@@ -15,7 +15,7 @@ from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
-from holdfast.scheduler.step_costs import StepCosts, band
+from holdfast.scheduler.step_costs import Belief, StepCosts, band
 from holdfast.scheduler.survival import Survival
 
 from .harness import Harness, make_limits, make_request
@@ -154,6 +154,10 @@ def test_a_change_is_believed_at_once_and_of_all_places() -> None:
     assert max(survival.rates()[2:]) < 0.75, "of places that were not reached since, nothing old comes back"
 
 
+def belief(costs: StepCosts, rows: int, depth: int) -> Belief:
+    return costs.beliefs(rows, [depth], 0)[depth]
+
+
 def test_an_unknown_cost_is_that_of_less_or_of_other_rows() -> None:
     costs = StepCosts()
     assert costs.seconds(4, 1, 0) == 0.0
@@ -165,8 +169,8 @@ def test_an_unknown_cost_is_that_of_less_or_of_other_rows() -> None:
     for _ in range(2):
         costs.learn(64, 0, 0, 3.0)
     assert costs.seconds(64, 3, 0) == pytest.approx(6.0, rel=1e-3), "in proportion to what is known of both"
-    assert costs.foreseen(64, 3) and not costs.foreseen(64, 7)
-    assert costs.known(7, 3) and not costs.known(8, 1) and not costs.known(9, 3)
+    assert belief(costs, 64, 3).foreseen and not belief(costs, 64, 7).foreseen
+    assert belief(costs, 7, 3).known and not belief(costs, 8, 1).known and not belief(costs, 9, 3).known
     assert [band(rows) for rows in (1, 2, 5, 7, 13, 200, 256)] == [1, 2, 6, 8, 16, 256, 256]
 
 
@@ -192,7 +196,7 @@ def test_first_steps_are_slow() -> None:
     costs = StepCosts()
     for seconds in (613e-6, 471e-6, 358e-6, 240e-6, 241e-6):
         costs.learn(1, 0, 100, seconds)
-    assert costs.seconds(1, 0, 100) < 242e-6 and costs.known(1, 0) and not costs.sure(1, 0)
+    assert costs.seconds(1, 0, 100) < 242e-6 and belief(costs, 1, 0).known and not belief(costs, 1, 0).sure
 
 
 def test_now_and_then_a_step_is_slow() -> None:
@@ -372,12 +376,12 @@ def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
         work = (RowWork(Row(1), 1, 1, Window()), RowWork(Row(2), 1, 64, Window(bonus=False)))
         policy.planned(StepPlan(step, work=work, positions=(9, 0)))
         policy.collected(StepResult(step, work, tokens=[(5,), ()], seconds=9.0))
-    assert not policy._costs._cells
+    assert not policy._costs._bands
 
 
 def prompts(policy: CostDepth, steps: range, starts: int) -> None:
     for step in steps:
-        policy.decide(running=False)
+        policy.decide()
         work = (RowWork(Row(1), step, 40, Window()),)
         policy.planned(StepPlan(step, work=work, starts=(START,) * starts, positions=(0,)))
         policy.collected(StepResult(step, work, tokens=[(5,)], seconds=9.0))

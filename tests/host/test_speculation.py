@@ -168,7 +168,7 @@ def test_draft_room() -> None:
 class FirstOnly(Depth):
     """Drafts are made in the first steps, and never again."""
 
-    def decide(self, *, running: bool = True) -> int:
+    def decide(self) -> int:
         self.depth = 3 if sum(self.steps.get(3, {}).values()) < 4 else 0
         return self.depth
 

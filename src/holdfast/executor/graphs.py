@@ -42,6 +42,9 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._recorded)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._recorded
+
     def record(self, key: Hashable, work: Callable[[], object]) -> None:
         """`work` is done once before, so that kernels are compiled and libraries have their workspaces: it must be
         such that it changes nothing."""

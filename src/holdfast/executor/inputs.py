@@ -16,6 +16,9 @@ from ..ops.step import Export
 from ..ops.transfer import Buffer, Column
 from ..plan import Grant, RowWork, StepPlan, Window
 
+CHOSEN = 5
+"""Which of the columns of a step has the rows that chose, if all lanes are windows."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -151,6 +154,21 @@ class Inputs:
         spans = {work.row: (at, at + work.tokens) for work, at in runs}
         return tuple(e for e in plan.exports if e.row in spans and run_reaches(e.line, *spans[e.row]))
 
+    def as_if_uniform(self, lanes: Lanes) -> None:
+        """After a step that was not recorded, and is over with its inputs: the rows that chose are laid where a
+        recorded drafter of that many lanes will look for them."""
+        rows, self._before = lanes.choices.drafts.tell.clone(), None
+        size = self.size(lanes)
+        chosen = self._all.device[CHOSEN * size : (CHOSEN + 1) * size].zero_()
+        chosen[: len(rows)] = rows
+
+    def size(self, lanes: Lanes) -> int:
+        """Lanes of a recording that has room for all that choose; 0: there is none."""
+        if lanes.shape is not None:
+            return lanes.shape.lanes
+        choosing = len(lanes.choices.choosers)
+        return next((shape.lanes for shape in self.shapes if shape.lanes >= choosing), 0)
+
     def padding(self, shape: Shape) -> Lanes:
         """A uniform step in which nobody takes part."""
         self._forget()
@@ -189,7 +207,7 @@ class Inputs:
         lane = np.arange(lanes).repeat(apart)
         choosers = (chooses * counts).nonzero()[0]
         begins, choices, after = _choices(choosers, rows, counts, drafts, offsets, uniform=shape is not None)
-        # those of lanes first: where they lie does not depend on the window, so a recorded drafter finds them
+        # those of lanes first, CHOSEN the last of them: a recorded drafter finds them, whatever the window
         columns = (rows, counts, *choices, offsets, lane, np.arange(len(lane)) - offsets[lane], after)
         flat = self._all.fill(np.concatenate(columns), plan.step)
         on_device = flat.split_with_sizes([len(column) for column in columns])

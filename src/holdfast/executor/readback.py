@@ -77,6 +77,15 @@ class Laps:
 
     def __init__(self) -> None:
         self._before: Mark | None = None
+        self._waited = time.perf_counter()
+
+    def waited(self) -> None:
+        """The host has, for a step, and goes on."""
+        self._waited = time.perf_counter()
+
+    def launched(self) -> float:
+        """Seconds since then: what the host takes for each step, beside the device."""
+        return time.perf_counter() - self._waited
 
     def lap(self, begun: Mark, ended: Mark, *, alone: bool) -> float:
         before = begun if alone or self._before is None else self._before
@@ -105,6 +114,8 @@ class InFlight:
     ended: Mark
     """When its tokens were chosen. What is drafted then belongs to the next step."""
     laps: Laps
+    host_seconds: float = 0.0
+    """To prepare and launch it, beside the device."""
     inspection: Inspection | None = None
     drafts: Fetch | None = None
     """Made for the next step, where the host must know them: tokens, and parents if they branch."""
@@ -114,6 +125,7 @@ class InFlight:
     def result(self) -> StepResult:
         """Waits for the step."""
         position, base, used, missed, accepted, proposed, tokens = self._told()
+        self.laps.waited()
         kept, made = self._kept(accepted, proposed, tokens)
         work = self.lanes.work
         return StepResult(
@@ -129,6 +141,7 @@ class InFlight:
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
+            host_seconds=self.host_seconds,
             findings=self.inspection.findings() if self.inspection else (),
         )
 

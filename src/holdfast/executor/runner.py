@@ -166,13 +166,7 @@ class Runner:
             ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
         fetched, done = Fetch(ended.report), Mark(self.device)  # the host need not wait for drafts
-        drafted = None
-        if plan.propose:
-            guessed = GUESSED[needs.draws] if lanes.uniform else needs
-            drafted = self.graphs.run(
-                ("draft", lanes.shape and lanes.shape.lanes, plan.propose, guessed),
-                lambda: self._draft(lanes, guessed, plan.propose),
-            )
+        drafted = self._drafted(plan, lanes, needs) if plan.propose else None
         inspection = self._inspect(lanes, drafted, fetched, plan.step)
         step = InFlight(
             plan=plan,
@@ -184,6 +178,7 @@ class Runner:
             begun=begun,
             ended=done,
             laps=self._laps,
+            host_seconds=self._laps.launched() if self.device.type == "cuda" else 0.0,
             inspection=inspection,
             drafts=drafted.fetch() if needs.constrained and drafted else None,
             failed=masks.failed if masks else frozenset(),
@@ -246,6 +241,18 @@ class Runner:
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(passed, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens, *([checks.found] if checks else [])))
+
+    def _drafted(self, plan: StepPlan, lanes: Lanes, needs: Needs) -> Drafted | None:
+        """After a prompt by a recorded drafter as well: the host would take longer for one than for the prompt. Not
+        under the sanitizer, which must see each draft made."""
+        guessed, depth = GUESSED[needs.draws], plan.propose
+        key = ("draft", self.inputs.size(lanes), depth, guessed)
+        if lanes.uniform:
+            return self.graphs.run(key, lambda: self._draft(lanes, guessed, depth))
+        if key not in self.graphs or self.sanitizer or not lanes.choices.choosers:
+            return self._draft(lanes, needs, depth)
+        self.inputs.as_if_uniform(lanes)
+        return self.graphs.run(key, lambda: None)
 
     def _draft(self, lanes: Lanes, needs: Needs, depth: int) -> Drafted | None:
         """What comes next is guessed."""

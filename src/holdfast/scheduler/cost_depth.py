@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import FORESEEN, SEEN, StepCosts
+from .step_costs import FORESEEN, SEEN, Belief, StepCosts
 from .survival import Survival
 
 MARGIN = 1.01
@@ -31,9 +30,11 @@ ASKED = 8
 """Rows that are looked at, where a step costs by its tokens."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_WITHOUT_DRAFTS = 7, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does: steps on a GPU are
-short, and the host must not take longer to decide than the device to compute."""
+REST, REST_AT_MOST = 7, 31
+"""Further steps for which a decision that changed nothing holds, if their number of rows does, and without drafts: the
+host must not take longer to decide than the device to compute. So it is more of them"""
+REST_SECONDS = 0.004
+"""if that is not as long."""
 MANY = 8
 """Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
 nothing is learned from the others."""
@@ -60,7 +61,7 @@ class Launched(NamedTuple):
     """It made as many, so its time is that of this depth."""
     trial: int | None
     """The depth that was tried in it, or just before."""
-    passed: bool
+    passed: bool = False
     """There is no time to learn what it takes."""
 
 
@@ -136,17 +137,17 @@ class CostDepth(Depth):
         self._holds = 0  # further steps for which the decision holds,
         self._decided_rows = 0  # with so many rows
         self._held = False
-        self._times: dict[int, float] = {}  # seconds of each candidate, when that was decided
+        self._resting: tuple[Launched, Launched] | None = (
+            None  # what steps are while it holds: timed, or passed
+        )
+        self._beliefs: dict[int, Belief] = {}  # of each candidate's time, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
         self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
         self._verified: int | None = None  # in the step before
 
     # --- deciding ---
 
-    def decide(self, *, running: bool = True) -> int:
-        if not running and not self._ragged and 0 in self._accounts:
-            self.depth, self.reason, self._holds = 0, "start", 0
-            return 0
+    def decide(self) -> int:
         if not self._load.rows:
             return self.depth
         self._held = self._holds > 0 and self._load.rows == self._decided_rows
@@ -165,7 +166,7 @@ class CostDepth(Depth):
             self.depth, self.reason, self._tried = trial, "probe", trial
             self._holds = self._length(trial) - 1
         elif self.depth == before:
-            self._holds = REST if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
+            self._holds = self._rest() if self.depth else min(REST_AT_MOST, self._until_look(rates))
         if deal:
             looks = self.reason == "probe" and self._length(self.depth) == LOOK
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
@@ -175,30 +176,28 @@ class CostDepth(Depth):
         return self._shares.get(row, self.depth) if self._shares else self.depth
 
     def why(self) -> str:
-        rows, rates = self._load.rows, self._promises(self._takes())
-        told = ", ".join(f"{depth}: {self._told(depth, rate)}" for depth, rate in rates.items())
+        rows, beliefs = self._load.rows, self._believed()
+        rates = self._promises(beliefs)
+        told = ", ".join(f"{depth}: {_told(rates[depth], beliefs[depth].known)}" for depth in rates)
         return f"{self.depth} drafts ({self.reason}); tokens/s of {rows} rows with so many drafts: {told}"
 
-    def _told(self, depth: int, rate: float) -> str:
-        if math.isinf(rate):
-            return "unknown"
-        return f"{rate:.0f}" if self._costs.known(self._load.rows, depth) else f"at most {rate:.0f}"
-
-    def _takes(self) -> dict[int, float]:
-        """Seconds that a step of each candidate takes; 0 if nothing is known."""
+    def _believed(self) -> dict[int, Belief]:
         rows, context = self._load
-        return {depth: self._costs.seconds(rows, depth, context) for depth in self._config.depths(rows)}
+        return self._costs.beliefs(rows, self._config.depths(rows), context)
 
-    def _promises(self, times: dict[int, float]) -> dict[int, float]:
+    def _promises(self, beliefs: dict[int, Belief]) -> dict[int, float]:
         """Tokens a second of all rows, for each candidate."""
-        rows = self._load.rows
-        return {d: rows * self._expected[d] / took if took else math.inf for d, took in times.items()}
+        rows, expected = self._load.rows, self._expected
+        return {
+            depth: rows * expected[depth] / belief.seconds if belief.seconds else math.inf
+            for depth, belief in beliefs.items()
+        }
 
     def _settle(self) -> dict[int, float]:
         """On the best. What each promises."""
         self._pay()
-        self._times = self._takes()
-        rates = self._promises(self._times)
+        self._beliefs = self._believed()
+        rates = self._promises(self._beliefs)
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
         self._accounts[self._settled] = 0.0
@@ -214,42 +213,41 @@ class CostDepth(Depth):
     def _best(self, rates: dict[int, float]) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
         more cost, and may show that they need not be tried."""
-        rows, now = self._load.rows, self._settled
-        known = [depth for depth in rates if self._costs.known(rows, depth)]
-        hopes = self._hopes(rates)
-        at_best = {depth: rate / hopes.get(depth, 1.0) for depth, rate in rates.items()}
-        best = max(rates, key=lambda depth: at_best[depth])
+        now, beliefs, hopes = self._settled, self._beliefs, self._hopes()
+        at_best = rates | {depth: rates[depth] / hope for depth, hope in hopes.items()}
+        best = max(at_best, key=at_best.__getitem__)
         if now in rates and at_best[best] <= MARGIN * rates[now] < math.inf:
             best = now
         if best in hopes:
             return best, "explore"
-        if best in known or self._costs.foreseen(rows, best):
+        if beliefs[best].known or beliefs[best].foreseen:
             return best, "best"
-        below = max((depth for depth in known if depth < best), default=-1)
+        below = max((depth for depth in rates if depth < best and beliefs[depth].known), default=-1)
         return min(depth for depth in rates if depth > below), "explore"
 
-    def _hopes(self, depths: Iterable[int]) -> dict[int, float]:
+    def _hopes(self) -> dict[int, float]:
         """Of those that were seen a few times only, or with more or fewer rows: how much of the time that this
         suggests they may take at best. While the number of rows changes, it is not the moment to find out."""
         if self._same < SAME:
             return {}
-        costs, rows = self._costs, self._load.rows
         just = self.depth if self.reason == "explore" else None  # the steps that tell are still to come
-        unsure = [depth for depth in depths if depth != just and not costs.sure(rows, depth)]
-        seen = {depth: SEEN for depth in unsure if costs.known(rows, depth)}
-        return {depth: FORESEEN for depth in unsure if costs.foreseen(rows, depth)} | seen
+        return {
+            depth: SEEN if belief.known else FORESEEN
+            for depth, belief in self._beliefs.items()
+            if not belief.sure and (belief.known or belief.foreseen) and depth != just
+        }
 
     def _due(self, rates: dict[int, float]) -> int | None:
         """Another depth, if it may be tried now. Of those that are not known only the first, and if there is no
         other."""
         if any(step.trial is not None for step in self._flight.values()):
             return None  # what the last one costs is not known yet
-        rows, due = self._load.rows, None
+        due, beliefs = None, self._beliefs
         others = [depth for depth in rates if depth != self._settled]
-        known = [depth for depth in others if self._costs.known(rows, depth)]
+        known = [depth for depth in others if beliefs[depth].known]
         for depth in known or others[:1]:
-            loses = self._length(depth) * self._times[depth] * (1 - rates[depth] / self._speed)
-            needs = loses if self._costs.sure(rows, depth) else UNSURE * loses
+            loses = self._length(depth) * beliefs[depth].seconds * (1 - rates[depth] / self._speed)
+            needs = loses if beliefs[depth].sure else UNSURE * loses
             if self._accounts[depth] >= needs:
                 due = depth
             self._accounts[depth] = min(loses, self._accounts[depth])
@@ -262,20 +260,23 @@ class CostDepth(Depth):
     def _best_look(self) -> int:
         """The fewest drafts by which, for the time that they take, about as much as by any could be gained. 0: there
         are none."""
-        none, worth = self._times[0], {}
-        for depth in self._times:
-            if depth and self._costs.known(self._load.rows, depth):
-                longer = self._times[depth] / none
+        none, worth = self._beliefs[0].seconds, {}
+        for depth, belief in self._beliefs.items():
+            if depth and belief.known:
+                longer = belief.seconds / none
                 worth[depth] = ((1 + depth) / longer - 1) / max(0.01, longer - 1)
         return min((depth for depth in worth if worth[depth] >= max(worth.values()) / 2), default=0)
+
+    def _rest(self) -> int:
+        return max(REST, min(REST_AT_MOST, int(REST_SECONDS / self._beliefs[self.depth].seconds)))
 
     def _until_look(self, rates: dict[int, float]) -> int:
         """Steps without drafts before there is enough for one."""
         if not self._looked_at:
-            return REST_WITHOUT_DRAFTS
-        missing = self._times[self._looked_at] * (1 - rates[self._looked_at] / self._speed)
+            return REST_AT_MOST
+        missing = self._beliefs[self._looked_at].seconds * (1 - rates[self._looked_at] / self._speed)
         missing -= self._accounts[self._looked_at]
-        return max(0, math.ceil(missing / (LOOKING * self._times[0])) - 1)
+        return max(0, math.ceil(missing / (LOOKING * self._beliefs[0].seconds)) - 1)
 
     def _deal(self) -> Deal:
         rates = self._survival.rates()
@@ -293,6 +294,10 @@ class CostDepth(Depth):
 
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
+        if self._held and self._resting and self._goes_on(plan):
+            self._same += 1
+            self._flight[plan.step] = self._resting[self._holds % 4 > 0]
+            return
         if plan.starts and plan.work:
             self._learn_windows()
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
@@ -304,15 +309,17 @@ class CostDepth(Depth):
         if self.reason != "probe":
             self._after = max(0, self._after - 1)
         self._verified = verified
-        rests = self._held and self.depth > 0 and self.reason == "best" and trial is None
-        passed = rests and not self._ragged and self._holds % 4 > 0
-        self._flight[plan.step] = Launched(self._load, verified, steady, trial, passed)
+        launched = self._flight[plan.step] = Launched(self._load, verified, steady, trial)
+        rests = steady and self.reason == "best" and trial is None and not self._ragged
+        self._resting = (launched, launched._replace(passed=True)) if rests else None
+
+    def _goes_on(self, plan: StepPlan) -> bool:
+        """As before, by the first row: there is no time to look at all of them."""
+        alike = len(plan.work) == self._load.rows and not plan.starts
+        return alike and plan.work[0].window.drafts == self.depth
 
     def _observe(self, plan: StepPlan) -> int | None:
         """Rows that will choose in the next step; and how many drafts each of this one has, if all are windows."""
-        if self._held and not self._ragged and len(plan.work) == self._load.rows and not plan.starts:
-            self._same += 1
-            return plan.work[0].window.drafts  # there is no time to look at all of them
         rows = context = drafts = longest = windows = 0
         for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
             if window.bonus:
@@ -340,7 +347,8 @@ class CostDepth(Depth):
             self._settle_accounts(launched, result)
         if launched.steady and not launched.passed:
             assert launched.verified is not None
-            self._costs.learn(launched.load.rows, launched.verified, launched.load.context, result.seconds)
+            load, took = launched.load, (result.seconds, result.host_seconds)
+            self._costs.learn(load.rows, launched.verified, load.context, *took)
         if launched.verified == 0:
             return
         rows = zip(result.work, result.tokens, strict=True)
@@ -383,3 +391,9 @@ class CostDepth(Depth):
         reached = min(drafts, accepted + 1)
         keep = 1 - min(1.0, reached / OWN_MEMORY)
         own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
+
+
+def _told(rate: float, known: bool) -> str:
+    if math.isinf(rate):
+        return "unknown"
+    return f"{rate:.0f}" if known else f"at most {rate:.0f}"

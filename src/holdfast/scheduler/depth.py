@@ -16,9 +16,8 @@ class Depth:
         self.steps: dict[int, dict[str, int]] = {}
         """Planned so far, by depth and reason."""
 
-    def decide(self, *, running: bool = True) -> int:
-        """For the step that is planned now: the most drafts that any row gets. running: there are rows to go on
-        with; otherwise it can only begin some."""
+    def decide(self) -> int:
+        """For the step that is planned now: the most drafts that any row gets."""
         return self.depth
 
     def share(self, row: Row) -> int:

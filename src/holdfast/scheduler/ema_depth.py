@@ -19,7 +19,7 @@ class EmaDepth(Depth):
         self._batches = self._without = 0
         self._settled = initial  # beside probes
 
-    def decide(self, *, running: bool = True) -> int:
+    def decide(self) -> int:
         candidates = self._config.depths(self._rows)
         if self._settled not in candidates:  # another band
             self._settled = max((d for d in candidates if d <= self._settled), default=candidates[0])

@@ -148,7 +148,7 @@ class Scheduler:
         plan = PlanBuilder(
             self.counters.steps + 1,
             self._limits.max_num_batched_tokens,
-            propose=self._depth.decide(running=bool(self._running)),
+            propose=self._depth.decide(),
         )
         folding = self._fold_ended(plan)
         self._continue_running(plan)

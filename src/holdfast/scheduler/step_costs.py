@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BANDS = tuple(sorted({1, *(2**n for n in range(1, 15)), *(3 * 2**n for n in range(14))}))
 """Steps of so many rows, or a few less, are taken to be alike."""
@@ -38,19 +41,44 @@ CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything,"""
 DEVIATIONS = 3.0
 """and by so many standard deviations more than nothing."""
+WAITED = 1.05
+"""A step that took no longer than so many times what the host needed for it: the device had to wait."""
+HOST_STEPS = 32
+"""By which the host's pace is known."""
+CREEP = 1 / 256
+"""Of what the host takes more than ever, so much is put down to its having more to do."""
+HICCUP = 3.0
+"""Times the least that the host takes: no step counts for more."""
+
+
+class Belief(NamedTuple):
+    """What a step of some rows and drafts takes."""
+
+    seconds: float
+    """0: nothing is known of anything smaller."""
+    known: bool
+    """It was seen with so many rows;"""
+    sure: bool
+    """and more often than a few first times."""
+    foreseen: bool
+    """It was seen with a few rows more or less."""
 
 
 @dataclass
 class Cell:
     """Steps of a kind."""
 
-    seconds: float = math.inf
-    """What is believed,"""
+    seconds: float = 0.0
+    """What the device takes, as is believed; 0: it always had to wait for the host,"""
     context: float = 0.0
     """with so many tokens that all rows know together."""
+    host: float = 0.0
+    """The least that the host takes."""
     pace: float = 1.0
     """Of the machine, when it was."""
     steps: int = 0
+    seen: int = 0
+    """Those that tell what the device takes."""
     weight: int = 0
     """Steps that what is believed counts as."""
     last: int = 0
@@ -60,33 +88,47 @@ class Cell:
 
 
 class StepCosts:
-    """Time is a constant of each kind of step, and so much for each token of context, whatever the kind.
+    """Device and host each do their part of a step beside the other, and it takes as long as the slower of them. What
+    the device takes is a constant of each kind of step, and so much for each token of context, whatever the kind.
+    What the host takes is a constant too, times a pace that changes with whatever else it does, and that is the same
+    for all kinds: the steps that are made tell it of those that are not.
 
-    shared  with whatever else the machine does, so that all kinds take longer for a while, and then shorter again
+    shared  host and device are one, so that all kinds take longer for a while, and then shorter again
     """
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
         self._pace = 1.0  # how long steps of any kind take now, compared with the first
+        self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
         self._last: tuple[int, int] | None = None
         self._stay = 0  # steps of the last kind in a row
-        self._cells: dict[tuple[int, int], Cell] = {}
+        self._bands: dict[int, dict[int, Cell]] = {}
         self._steps = 0
         self.per_token = 0.0
         """Seconds that a token of context costs in every step."""
         self._together = self._spread = 0.0  # of times with contexts, of contexts, as steps of a kind differ
         self._noise = 0.0  # variance of times, as they differ
 
-    def learn(self, rows: int, depth: int, context: int, seconds: float) -> None:
-        kind = (band(rows), depth)
-        cell = self._cells.get(kind) or self._cells.setdefault(kind, Cell())
+    def learn(self, rows: int, depth: int, context: int, seconds: float, host: float = 0.0) -> None:
+        kind = here, _ = (band(rows), depth)
+        cells = self._bands.setdefault(here, {})
+        cell = cells.get(depth) or cells.setdefault(depth, Cell())
         self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
         self._steps, cell.steps = self._steps + 1, cell.steps + 1
-        if cell.steps <= FIRST:
-            cell.seconds, cell.context = min(self._at(cell, context), seconds), context
+        if host:
+            cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
+            self._host.append(min(host / cell.host, HICCUP))
+        if seconds > WAITED * host or seconds < cell.seconds:
+            self._learn_device(cell, context, seconds)
+        cell.pace, cell.last = self._pace, self._steps
+
+    def _learn_device(self, cell: Cell, context: int, seconds: float) -> None:
+        cell.seen += 1
+        if cell.seen <= FIRST:
+            seconds = min(self._device(cell, context), seconds) if cell.seconds else seconds
+            cell.seconds, cell.context = seconds, context
         else:
             self._average(cell, context, seconds)
-        cell.pace, cell.last = self._pace, self._steps
 
     def _average(self, cell: Cell, context: int, seconds: float) -> None:
         if self._steps - cell.last > PAUSE:
@@ -117,52 +159,57 @@ class StepCosts:
         chance = DEVIATIONS * math.sqrt(self._noise * self._spread * WEIGHT)
         self.per_token = max(0.0, (self._together - chance) / (self._spread + WEIGHT * CONTEXT_DOUBT))
 
-    def known(self, rows: int, depth: int) -> bool:
-        return self._found(band(rows), depth) is not None
-
-    def sure(self, rows: int, depth: int) -> bool:
-        """Known by more than its first steps."""
-        cell = self._found(band(rows), depth)
-        return cell is not None and cell.steps >= FIRST
-
-    def foreseen(self, rows: int, depth: int) -> bool:
-        """Not known, but of a few rows more or less."""
-        return self._as_nearby(band(rows), depth, 0) > 0
-
-    def seconds(self, rows: int, depth: int, context: int) -> float:
+    def beliefs(self, rows: int, depths: Iterable[int], context: int) -> dict[int, Belief]:
         """Of what is not known: as it was with a few rows more or less, in proportion to another depth that is known
         of both. Or else the least it can be, because fewer rows or drafts took as long; so whatever may be worth a
-        try is tried. 0: nothing is known of anything smaller."""
+        try is tried."""
         here = band(rows)
-        if cell := self._found(here, depth):
-            return self._at(cell, context)
-        if seconds := self._as_nearby(here, depth, context):
-            return seconds
-        smaller = (
-            self._at(cell, context)
-            for (rows_there, depth_there), cell in self._cells.items()
-            if rows_there <= here and depth_there <= depth and cell.steps >= ENOUGH
-        )
-        return max(smaller, default=0.0)
+        cells, times = self._bands.get(here, {}), self._times(here, context)
+        found = {}
+        for depth in depths:
+            if depth in times:
+                found[depth] = Belief(times[depth], True, cells[depth].steps >= FIRST, False)
+            else:
+                nearby = self._as_nearby(here, depth, context)
+                seconds = nearby or self._at_least(here, depth, context)
+                found[depth] = Belief(seconds, False, False, nearby > 0)
+        return found
 
-    def _found(self, here: int, depth: int) -> Cell | None:
-        cell = self._cells.get((here, depth))
-        return cell if cell is not None and cell.steps >= ENOUGH else None
+    def seconds(self, rows: int, depth: int, context: int) -> float:
+        return self.beliefs(rows, (depth,), context)[depth].seconds
 
     def _as_nearby(self, here: int, depth: int, context: int) -> float:
         """0: nothing is known there either."""
-        own = {d: cell for (rows, d), cell in self._cells.items() if rows == here and cell.steps >= ENOUGH}
-        others = [rows for (rows, d), cell in self._cells.items() if d == depth and cell.steps >= ENOUGH]
-        for there in sorted(others, key=lambda rows: max(rows / here, here / rows)):
-            cell = self._cells[there, depth]
-            if not own:
-                return self._at(cell, context)
-            for other, known in own.items():
-                if same := self._found(there, other):
-                    return self._at(known, context) * self._at(cell, context) / self._at(same, context)
+        own = self._times(here, context)
+        for there in sorted(self._bands, key=lambda rows: max(rows / here, here / rows)):
+            times = self._times(there, context)
+            if depth in times:
+                if not own:
+                    return times[depth]
+                if both := own.keys() & times.keys():
+                    other = min(both)
+                    return own[other] * times[depth] / times[other]
         return 0.0
 
-    def _at(self, cell: Cell, context: int) -> float:
+    def _at_least(self, here: int, depth: int, context: int) -> float:
+        smaller = (self._times(rows, context) for rows in self._bands if rows <= here)
+        return max((t for times in smaller for drafts, t in times.items() if drafts <= depth), default=0.0)
+
+    def _times(self, here: int, context: int) -> dict[int, float]:
+        """By drafts, of those that are known. With fewer the host does not take longer."""
+        times, least, slowest = {}, math.inf, max(self._host)
+        cells = self._bands.get(here, {})
+        for depth in sorted(cells, reverse=True):
+            cell = cells[depth]
+            if cell.steps < ENOUGH:
+                continue
+            least, device = min(least, cell.host), self._device(cell, context)
+            if least * slowest > device:
+                device = sum(max(device, least * pace) for pace in self._host) / len(self._host)
+            times[depth] = device
+        return times
+
+    def _device(self, cell: Cell, context: int) -> float:
         seconds = cell.seconds * self._pace / cell.pace
         return max(seconds / 2, seconds + self.per_token * (context - cell.context))
 
