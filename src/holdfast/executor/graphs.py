@@ -54,6 +54,7 @@ class Graphs:
         shared = next((r.graph.pool() for r in self._recorded.values()), None)
         with torch.cuda.graph(graph, pool=shared):
             result = work()
+        graph.replay()  # the first one takes longer
         self._recorded[key] = Recording(graph, result)
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .depth import Depth
-from .step_costs import FORESEEN, SEEN, Belief, StepCosts
+from .step_costs import FORESEEN, SEEN, Belief, StepCosts, band
 from .survival import Survival
 
 MARGIN = 1.01
@@ -31,10 +31,9 @@ ASKED = 8
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
 REST, REST_AT_MOST = 7, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does, and without drafts: the
-host must not take longer to decide than the device to compute. So it is more of them"""
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: at least, and at most."""
 REST_SECONDS = 0.004
-"""if that is not as long."""
+"""Which is longer, if they are short: the host must not take longer to decide than the device to compute."""
 MANY = 8
 """Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
 nothing is learned from the others."""
@@ -120,7 +119,8 @@ class CostDepth(Depth):
     def __init__(self, config: AdaptiveConfig, initial: int, *, ragged: bool) -> None:
         super().__init__(initial)
         self._config, self._ragged = config, ragged
-        self._most = max(config.all_depths)
+        self._depths = config.all_depths
+        self._most = max(self._depths)
         self._costs, self._survival = StepCosts(shared=ragged), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
@@ -132,7 +132,7 @@ class CostDepth(Depth):
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises
-        self._accounts = dict.fromkeys(config.all_depths, 0.0)  # seconds
+        self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
         self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it
         self._holds = 0  # further steps for which the decision holds,
         self._decided_rows = 0  # with so many rows
@@ -200,15 +200,22 @@ class CostDepth(Depth):
         rates = self._promises(self._beliefs)
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
-        self._accounts[self._settled] = 0.0
         self._looked_at = 0 if self._settled or self.reason == "explore" else self._best_look()
         return rates
 
     def _pay(self) -> None:
-        measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._accounts)
-        for depth in self._accounts:
-            self._accounts[depth] += self._earned * (LOOKING if self._length(depth) == LOOK else measuring)
+        measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._depths)
+        accounts, settled = self._accounts_of(self._load.rows), self._settled
+        accounts[settled] = max(0.0, accounts[settled])  # it was worth what it owes
+        for depth in accounts.keys() - {settled}:
+            accounts[depth] += self._earned * (LOOKING if self._length(depth) == LOOK else measuring)
         self._earned = 0.0
+
+    def _accounts_of(self, rows: int) -> dict[int, float]:
+        here = band(rows)
+        if here not in self._accounts:
+            self._accounts[here] = dict.fromkeys(self._depths, 0.0)
+        return self._accounts[here]
 
     def _best(self, rates: dict[int, float]) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
@@ -242,15 +249,15 @@ class CostDepth(Depth):
         other."""
         if any(step.trial is not None for step in self._flight.values()):
             return None  # what the last one costs is not known yet
-        due, beliefs = None, self._beliefs
+        due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
         known = [depth for depth in others if beliefs[depth].known]
         for depth in known or others[:1]:
             loses = self._length(depth) * beliefs[depth].seconds * (1 - rates[depth] / self._speed)
             needs = loses if beliefs[depth].sure else UNSURE * loses
-            if self._accounts[depth] >= needs:
+            if accounts[depth] >= needs:
                 due = depth
-            self._accounts[depth] = min(loses, self._accounts[depth])
+            accounts[depth] = min(loses, accounts[depth])
         return due
 
     def _length(self, depth: int) -> int:
@@ -275,7 +282,7 @@ class CostDepth(Depth):
         if not self._looked_at:
             return REST_AT_MOST
         missing = self._beliefs[self._looked_at].seconds * (1 - rates[self._looked_at] / self._speed)
-        missing -= self._accounts[self._looked_at]
+        missing -= self._accounts_of(self._load.rows)[self._looked_at]
         return max(0, math.ceil(missing / (LOOKING * self._beliefs[0].seconds)) - 1)
 
     def _deal(self) -> Deal:
@@ -303,10 +310,10 @@ class CostDepth(Depth):
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         verified, before = self._observe(plan), self._verified
         steady = verified is not None and verified == self.depth and (verified > 0 or before == 0)
-        if self.reason == "probe":
-            self._after = AFTER
+        if self.reason != "best":
+            self._after = AFTER if self.reason == "probe" else 0
         trial = self._tried if self._after else None
-        if self.reason != "probe":
+        if self.reason == "best":
             self._after = max(0, self._after - 1)
         self._verified = verified
         launched = self._flight[plan.step] = Launched(self._load, verified, steady, trial)
@@ -335,7 +342,7 @@ class CostDepth(Depth):
             return None
         if self._ragged and drafts < (longest - 0.25) * rows:
             return None  # dealt out unevenly
-        return longest if longest in self._accounts else None
+        return longest if longest in self._depths else None
 
     def collected(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
@@ -377,7 +384,7 @@ class CostDepth(Depth):
             brings = load.rows * self._expected[launched.verified or 0]  # luck aside,
             if self._length(launched.trial) == LOOK:
                 brings = sum(map(len, result.tokens))  # unless it is luck that is looked for
-            self._accounts[launched.trial] -= took - brings / self._speed
+            self._accounts_of(load.rows)[launched.trial] -= took - brings / self._speed
 
     def _learn_windows(self) -> None:
         windows, self._windows = self._windows, []

@@ -21,7 +21,7 @@ REMEMBERED = 32
 would look shorter than they are: what the host does now and then makes up more of them."""
 INTERRUPTED = 1.5
 """Times what is believed: no step counts for more."""
-FORESEEN, SEEN = 0.7, 0.8
+FORESEEN, SEEN = 0.7, 0.9
 """What was only seen with more or fewer rows may take so much of what that suggests; and what was seen few times."""
 PAUSE, RECALLED = 64, 8
 """After so many steps of other kinds, all that is remembered counts as so many steps: whoever looks again goes by
@@ -187,7 +187,7 @@ class StepCosts:
                 if not own:
                     return times[depth]
                 if both := own.keys() & times.keys():
-                    other = min(both)
+                    other = max(both, key=lambda drafts: self._bands[here][drafts].steps)
                     return own[other] * times[depth] / times[other]
         return 0.0
 
