@@ -31,7 +31,7 @@ ASKED = 8
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
 REST, REST_AT_MOST = 7, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does: at least, and at most."""
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: at least, at most."""
 REST_SECONDS = 0.004
 """Which is longer, if they are short: the host must not take longer to decide than the device to compute."""
 MANY = 8
