@@ -174,7 +174,7 @@ class FirstOnly(Depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_a_row_whose_drafts_are_still_uncertain_is_not_quiet(depth: int) -> None:
+def test_a_row_without_drafts_may_still_be_uncertain(depth: int) -> None:
     """The fake objects if a row stands elsewhere than the plan says."""
     harness = Harness(LIMITS, depth, drafts=FirstOnly(3))
     harness.submit(*(make_request(id_, (1, 2, 3, n), max_tokens=12) for n, id_ in enumerate("ab")))

@@ -165,64 +165,51 @@ class Scheduler:
         return built
 
     def _continue_running(self, plan: PlanBuilder) -> None:
-        seats = self._in_turn()
-        owed = self._known_tokens(seats) if self._limits.max_drafts else 0
+        seats, owed = self._in_turn()
+        propose, share = plan.propose, self._depth.share
         for place, seat in enumerate(seats):
+            request, drafts = seat.request, seat.drafted
+            planned = request.planned
+            end = planned + 1 + drafts
+            settled = end <= (seat.drafting_until if propose else seat.settled_until)
+            if settled and drafts <= plan.budget - owed and not seat.lines:  # as most do
+                plan.add(seat.window(drafts), planned, request.uncertain)
+                seat.drafted = min(propose, share(seat.row)) if propose else 0
+                request.planned = end
+                request.pending += 1 + drafts
+                request.uncertain += drafts
+                owed -= 1
+                continue
             if not plan.budget:
                 return
             if seat.leaving:
                 continue  # pre-empted a moment ago, for one that came before it
-            request = seat.request
-            if request.planned < seat.quiet_until and not (plan.propose or seat.lines):  # as most do
-                plan.add(seat.next_token, request.planned)
-                request.planned += 1
-                request.pending += 1
-                owed -= 1
-                continue
-            if seat.drafted and self._add_window(seat, plan.budget - owed, plan):
-                owed -= 1
-                continue
             budget = plan.budget
-            if place == 0 and not self._is_window(seat.request):
+            if place == 0 and not self._is_window(request):
                 # a long run, with every window still to come: it leaves them their tokens
                 windows = [s for s in seats if self._is_window(s.request)]
                 budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
-            elif self._is_window(seat.request):
-                owed -= seat.request.todo
+            elif self._is_window(request):
+                owed -= request.todo
             count = self._chunk(seat, budget)
             window = self._window(seat, count, budget - owed)
-            if self._make_room(seat, seat.request.planned + count + self._beyond(window, plan), plan):
+            if self._make_room(seat, planned + count + self._beyond(window, plan), plan):
                 self._add_work(seat, count, window, plan)
 
-    def _add_window(self, seat: Seat, budget: int, plan: PlanBuilder) -> bool:
-        """The token that is known and all drafts that were made, if they need nothing else: as most do."""
-        request, drafts = seat.request, seat.drafted
-        known, planned = len(request.tokens) + request.pending, request.planned
-        if known - planned != 1 or seat.lines or drafts >= min(budget, seat.most_tokens - known):
-            return False
-        if known + drafts + self._room(plan) > seat.settled_until:
-            return False
-        plan.add(seat.window(drafts), planned, request.uncertain)
-        seat.drafted = min(plan.propose, self._depth.share(seat.row))
-        request.planned = known + drafts
-        request.pending += 1 + drafts
-        request.uncertain += drafts
-        return True
-
-    def _known_tokens(self, seats: list[Seat]) -> int:
-        """Of windows: a token that somebody knows comes before another's drafts."""
-        most, todo = self._limits.max_window, (_todo(seat.request) for seat in seats)
-        return sum(tokens for tokens in todo if tokens <= most)
-
-    def _in_turn(self) -> list[Seat]:
-        """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
+    def _in_turn(self) -> tuple[list[Seat], int]:
+        """Windows before long runs, for latency; the oldest before all, so that it always gets on. And the tokens of
+        windows that are known: one that somebody knows comes before another's drafts."""
         seats = sorted(self._running.values(), key=attrgetter("order"))
-        loud = [s for s in seats if s.request.planned >= s.quiet_until]
-        if any(map(_sits_out, loud)):
+        others = [s for s in seats if s.request.planned >= s.settled_until]
+        if any(map(_sits_out, others)):
             seats = [s for s in seats if not _sits_out(s)]
-        if all(self._is_window(s.request) for s in loud):
-            return seats
-        return sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
+            others = [s for s in others if not _sits_out(s)]
+        windows = [s.request.todo for s in others if self._is_window(s.request)]
+        owed = len(seats) - len(others) + sum(windows)
+        if len(windows) < len(others):
+            oldest = seats[0]
+            seats.sort(key=lambda s: s is not oldest and not self._is_window(s.request))
+        return seats, owed
 
     def _admit_waiting(self, plan: PlanBuilder) -> None:
         """In order: a large request is not overtaken for ever by small ones. One that lets another compute their
@@ -285,8 +272,11 @@ class Scheduler:
         """`count` tokens that are known, and the drafts that follow them."""
         request, tokens = seat.request, count + window.drafts
         self._offer_slots(seat, tokens, plan)
-        work = RowWork(seat.row, seat.generation, tokens, window)
-        plan.add(seat.next_token if work == seat.next_token else work, request.planned, request.uncertain)
+        if count == 1 and window.bonus:
+            work = seat.window(window.drafts)
+        else:
+            work = RowWork(seat.row, seat.generation, tokens, window)
+        plan.add(work, request.planned, request.uncertain)
         if window.bonus:
             seat.drafted = min(plan.propose, self._depth.share(seat.row))
         request.planned += tokens
@@ -296,14 +286,12 @@ class Scheduler:
 
     def _settle(self, seat: Seat, window: Window) -> None:
         """Until where later steps need not ask for anything."""
-        request, room = seat.request, self._cache.room(seat.row)
-        page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
-        seat.settled_until = min(page_end - 1, room)
-        seat.quiet_until = 0
-        if window is BONUS and not (
-            seat.drafted or request.uncertain
-        ):  # the next token is all that it has to do
-            seat.quiet_until = min(page_end, room, seat.most_tokens) - 1
+        seat.settled_until = seat.drafting_until = 0
+        if window.bonus:
+            held, page_size = self._cache.room(seat.row), self._limits.page_size
+            line = (seat.request.planned // page_size + 1) * page_size
+            seat.settled_until = min(line - 1, seat.most_tokens - 1, held)
+            seat.drafting_until = min(seat.settled_until, held - self._limits.drafting_room)
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
@@ -353,7 +341,7 @@ class Scheduler:
         return count
 
     def _is_window(self, request: Request) -> bool:
-        return _todo(request) <= self._limits.max_window
+        return request.todo <= self._limits.max_window
 
     # --- when pages run out ---
 
@@ -509,8 +497,3 @@ class Scheduler:
 def _sits_out(seat: Seat) -> bool:
     """Until a step in flight is collected."""
     return seat.leaving or len(seat.request.tokens) + seat.request.pending >= seat.most_tokens
-
-
-def _todo(request: Request) -> int:
-    """`request.todo`, asked of every row in every step."""
-    return len(request.tokens) + request.pending - request.planned
