@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
@@ -48,7 +48,7 @@ class Scheduler:
         depth: Depth | None = None,
     ) -> None:
         self.counters = Counters()
-        self.speculation = Acceptance()
+        self._past = Acceptance()  # of requests that have ended
         self._depth = depth or Depth(limits.max_drafts)
         self._limits = limits
         self._cache = cache
@@ -110,10 +110,18 @@ class Scheduler:
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
 
+    @property
+    def speculation(self) -> Acceptance:
+        """Of all requests so far."""
+        total = Acceptance()
+        for found in (self._past, *(request.metrics.speculation for request in self._requests.values())):
+            total.add(found)
+        return total
+
     def speculation_stats(self) -> SpeculationStats:
         """As it is now."""
         return SpeculationStats(
-            **vars(replace(self.speculation, accepted_at=list(self.speculation.accepted_at))),
+            **vars(self.speculation),
             depth=self._depth.depth,
             why=self._depth.why(),
             steps={depth: dict(reasons) for depth, reasons in self._depth.steps.items()},
@@ -432,13 +440,16 @@ class Scheduler:
                 request.prompt_logprobs += prompt_scores.get(row, ())
             if not tokens:
                 continue
-            if window is BONUS:
-                request.pending -= 1
-            else:
-                self._settle_window(request, window, len(tokens), proposed)
+            drafts, chosen = window.drafts, len(tokens)
+            request.pending -= 1 + drafts
+            if drafts:  # what was planned at most, and what it came to
+                request.uncertain -= drafts
+                request.planned -= 1 + drafts - chosen
+                if proposed:
+                    request.metrics.speculation.count(drafts=proposed, accepted=chosen - 1)
             if request.metrics.first_token is None:
                 request.metrics.first_token = self._clock()
-            if seat.stops.isdisjoint(tokens) and len(request.tokens) + len(tokens) < seat.most_tokens:
+            if seat.stops.isdisjoint(tokens) and len(request.tokens) + chosen < seat.most_tokens:
                 request.tokens += tokens  # as most do
             else:
                 self._take_tokens(seat, tokens, failed=row in result.failed)
@@ -465,15 +476,6 @@ class Scheduler:
                 ended.append(seat.request)
         return ended
 
-    def _settle_window(self, request: Request, window: Window, chosen: int, proposed: int) -> None:
-        """What was planned of it at most, and what it came to."""
-        request.pending -= window.most_chosen
-        request.uncertain -= window.drafts
-        request.planned -= window.most_chosen - chosen
-        if proposed:
-            for acceptance in (self.speculation, request.metrics.speculation):
-                acceptance.count(drafts=proposed, accepted=chosen - 1)
-
     def _take_tokens(self, seat: Seat, tokens: Iterable[int], *, failed: bool) -> None:
         """One by one: the answer may end with any of them."""
         request = seat.request
@@ -486,6 +488,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
+        self._past.add(request.metrics.speculation)
         self._sharing.forget(request.id)
         self.counters.cancelled += reason is FinishReason.CANCELLED
         self.counters.finished += reason is not FinishReason.CANCELLED
