@@ -181,12 +181,13 @@ class Scheduler:
             end = planned + 1 + drafts
             settled = end <= (seat.drafting_until if propose else seat.settled_until)
             if settled and drafts <= plan.budget - owed and not seat.lines:  # as most do
-                plan.add(seat.window(drafts), planned, request.uncertain)
-                seat.drafted = min(propose, share(seat.row)) if propose else 0
+                plan.add(seat.next, planned, request.uncertain)
                 request.planned = end
                 request.pending += 1 + drafts
-                request.uncertain += drafts
                 owed -= 1
+                if propose or drafts:
+                    request.uncertain += drafts
+                    seat.draft(min(propose, share(seat.row)))
                 continue
             if not plan.budget:
                 return
@@ -286,7 +287,7 @@ class Scheduler:
             work = RowWork(seat.row, seat.generation, tokens, window)
         plan.add(work, request.planned, request.uncertain)
         if window.bonus:
-            seat.drafted = min(plan.propose, self._depth.share(seat.row))
+            seat.draft(min(plan.propose, self._depth.share(seat.row)))
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts

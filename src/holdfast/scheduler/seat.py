@@ -34,9 +34,15 @@ class Seat:
         self.order = self.request.order
         self.stops = frozenset(self.request.stop_ids)
         self._windows: dict[int, RowWork] = {}
+        self.next = self.window(self.drafted)
+        """The one token that it knows, and the drafts that are there: what it does in most steps."""
+
+    def draft(self, drafts: int) -> None:
+        if drafts != self.drafted:
+            self.drafted, self.next = drafts, self.window(drafts)
 
     def window(self, drafts: int) -> RowWork:
-        """The one token that it knows, and so many drafts: what it does in most steps."""
+        """The one token that it knows, and so many drafts."""
         work = self._windows.get(drafts)
         if work is None:
             window = Window(drafts) if drafts else BONUS
