@@ -180,7 +180,7 @@ def test_the_oldest_comes_first_then_windows_then_runs() -> None:
     for row, (id_, todo) in enumerate((("old run", 9), ("run", 8), ("window", 1)), 1):
         request = make_request(id_, tuple(range(1, 10)), max_tokens=9)
         request.arrival, request.planned = row, 9 - todo
-        scheduler._running[Row(row)] = Seat(request, Row(row), 1, 300)
+        scheduler._in_order.append(Seat(request, Row(row), 1, 300))
     assert [seat.request.id for seat in scheduler._in_turn()[0]] == ["old run", "window", "run"]
 
 

@@ -7,6 +7,7 @@ is its own affair. Results of requests that have ended meanwhile are dropped by 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,7 +16,7 @@ from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import BONUS, NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
+from ..plan import NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
 from ..request import Acceptance, FinishReason, Rejected, Request, SpeculationStats
 from .admission import refusal
 from .builder import PlanBuilder
@@ -57,6 +58,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._sharing = Sharing(limits, cache)
         self._running: dict[Row, Seat] = {}
+        self._in_order: list[Seat] = []  # the same, the oldest first
         self._ended: list[Seat] = []  # whose last line is still to be folded
         self._cancelled: list[Request] = []
 
@@ -193,13 +195,12 @@ class Scheduler:
                 return
             if seat.leaving:
                 continue  # pre-empted a moment ago, for one that came before it
-            budget = plan.budget
-            if place == 0 and not self._is_window(request):
-                # a long run, with every window still to come: it leaves them their tokens
+            budget, todo = plan.budget, request.todo
+            if todo <= self._limits.max_window:
+                owed -= todo
+            elif place == 0:  # a long run, with every window still to come: it leaves them their tokens
                 windows = [s for s in seats if self._is_window(s.request)]
                 budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
-            elif self._is_window(request):
-                owed -= request.todo
             count = self._chunk(seat, budget)
             window = self._window(seat, count, budget - owed)
             if self._make_room(seat, planned + count + self._beyond(window, plan), plan):
@@ -208,7 +209,7 @@ class Scheduler:
     def _in_turn(self) -> tuple[list[Seat], int]:
         """Windows before long runs, for latency; the oldest before all, so that it always gets on. And the tokens of
         windows that are known: one that somebody knows comes before another's drafts."""
-        seats = sorted(self._running.values(), key=attrgetter("order"))
+        seats = [*self._in_order]  # some may leave while the others are planned
         others = [s for s in seats if s.request.planned >= s.settled_until]
         if any(map(_sits_out, others)):
             seats = [s for s in seats if not _sits_out(s)]
@@ -216,8 +217,7 @@ class Scheduler:
         windows = [s.request.todo for s in others if self._is_window(s.request)]
         owed = len(seats) - len(others) + sum(windows)
         if len(windows) < len(others):
-            oldest = seats[0]
-            seats.sort(key=lambda s: s is not oldest and not self._is_window(s.request))
+            seats = sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
         return seats, owed
 
     def _admit_waiting(self, plan: PlanBuilder) -> None:
@@ -270,6 +270,7 @@ class Scheduler:
         most = most_tokens(request, self._limits.max_model_len)
         seat = Seat(request, admission.row, admission.generation, most, lines)
         self._running[seat.row] = seat
+        insort(self._in_order, seat, key=attrgetter("order"))
         self._sharing.forget(request.id)
         for place in range(self._limits.max_num_seqs):
             if (other := self._waiting.peek(place)) is None:
@@ -306,8 +307,7 @@ class Scheduler:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
         if count < seat.request.todo:
             return NO_CHOICE
-        drafts = self._drafts(seat, budget)
-        return Window(drafts) if drafts else BONUS
+        return seat.window(self._drafts(seat, budget)).window
 
     def _drafts(self, seat: Seat, budget: int) -> int:
         """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
@@ -395,15 +395,19 @@ class Scheduler:
         self._waiting.push(seat.request)
 
     def _leave_row(self, seat: Seat) -> None:
-        del self._running[seat.row]
+        self._stop_running(seat)
         self._cache.release(seat.row)
+
+    def _stop_running(self, seat: Seat) -> None:
+        del self._running[seat.row]
+        self._in_order.remove(seat)
 
     # --- what an ended request leaves behind ---
 
     def _finish_row(self, seat: Seat) -> None:
         """A row that holds a grant waits for its last step: it may stand on the line that it was granted for."""
         if self._cache.has_grant(seat.row):
-            del self._running[seat.row]
+            self._stop_running(seat)
             self._ended.append(seat)
         else:
             self._leave_row(seat)
@@ -441,17 +445,18 @@ class Scheduler:
                 request.prompt_logprobs += prompt_scores.get(row, ())
             if not tokens:
                 continue
+            known, metrics = request.tokens, request.metrics
             drafts, chosen = window.drafts, len(tokens)
             request.pending -= 1 + drafts
             if drafts:  # what was planned at most, and what it came to
                 request.uncertain -= drafts
                 request.planned -= 1 + drafts - chosen
                 if proposed:
-                    request.metrics.speculation.count(drafts=proposed, accepted=chosen - 1)
-            if request.metrics.first_token is None:
-                request.metrics.first_token = self._clock()
-            if seat.stops.isdisjoint(tokens) and len(request.tokens) + chosen < seat.most_tokens:
-                request.tokens += tokens  # as most do
+                    metrics.speculation.count(drafts=proposed, accepted=chosen - 1)
+            if metrics.first_token is None:
+                metrics.first_token = self._clock()
+            if seat.stops.isdisjoint(tokens) and len(known) + chosen < seat.most_tokens:
+                known += tokens  # as most do
             else:
                 self._take_tokens(seat, tokens, failed=row in result.failed)
             if scores:
