@@ -299,8 +299,10 @@ class Scheduler:
         seat.settled_until = seat.drafting_until = 0
         if window.bonus:
             held, page_size = self._cache.room(seat.row), self._limits.page_size
-            line = (seat.request.planned // page_size + 1) * page_size
-            seat.settled_until = min(line - 1, seat.most_tokens - 1, held)
+            seat.settled_until = min(seat.most_tokens - 1, held)
+            if self._cache.keeps_checkpoints:
+                line = (seat.request.planned // page_size + 1) * page_size
+                seat.settled_until = min(line - 1, seat.settled_until)
             seat.drafting_until = min(seat.settled_until, held - self._limits.drafting_room)
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
