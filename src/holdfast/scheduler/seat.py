@@ -38,6 +38,7 @@ class Seat:
         """The one token that it knows, and the drafts that are there: what it does in most steps."""
 
     def draft(self, drafts: int) -> None:
+        """So many are made to follow the token that it chooses now."""
         if drafts != self.drafted:
             self.drafted, self.next = drafts, self.window(drafts)
 
