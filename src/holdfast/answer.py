@@ -51,7 +51,8 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        return self.request.finish_reason is not None or self._stop is not None
+        text = self._text
+        return self.request.finish_reason is not None or (text is not None and text.stop is not None)
 
     @property
     def length(self) -> int:

@@ -75,8 +75,7 @@ class RowWork(NamedTuple):
         return self.window.bonus
 
 
-@dataclass(frozen=True)
-class PageMap:
+class PageMap(NamedTuple):
     """Page number `ordinal` of a row's context is stored in `page`."""
 
     row: Row

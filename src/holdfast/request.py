@@ -41,23 +41,33 @@ class TokenLogprob:
 class Acceptance:
     """What came of the drafts: of a request's, or of all requests'."""
 
-    windows: int = 0
-    """Steps of a request that had drafts to verify."""
     drafts: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    """Of the first drafts of all windows, of the second ones, and so on."""
+    by_accepted: dict[int, int] = field(default_factory=dict)
+    """Steps of a request that had drafts to verify, by how many of them were accepted."""
 
     def count(self, *, drafts: int, accepted: int) -> None:
         """One window more."""
-        self.windows += 1
         self.drafts += drafts
-        self.accepted += accepted
-        at = self.accepted_at
-        if accepted > len(at):
-            at += [0] * (accepted - len(at))
-        for place in range(accepted):
-            at[place] += 1
+        self.by_accepted[accepted] = self.by_accepted.get(accepted, 0) + 1
+
+    def add(self, other: Acceptance) -> None:
+        self.drafts += other.drafts
+        for accepted, windows in other.by_accepted.items():
+            self.by_accepted[accepted] = self.by_accepted.get(accepted, 0) + windows
+
+    @property
+    def windows(self) -> int:
+        return sum(self.by_accepted.values())
+
+    @property
+    def accepted(self) -> int:
+        return sum(accepted * windows for accepted, windows in self.by_accepted.items())
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Of the first drafts of all windows, of the second ones, and so on."""
+        found, most = self.by_accepted.items(), max(self.by_accepted, default=0)
+        return [sum(windows for accepted, windows in found if accepted > at) for at in range(most)]
 
     @property
     def accept_length(self) -> float:

@@ -96,13 +96,14 @@ def test_every_part_is_what_is_allocated(tmp_path: Path, model: str, option: str
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", EVERY)
 def test_a_gpu_is_asked_for_as_much(tmp_path: Path, model: str) -> None:
-    """The inputs' copies on the host are in the plan, and not on the GPU."""
+    """What buffers have on the host is in the plan, and not on the GPU."""
     directory = write(tmp_path / "model", EVERY[model])
     asked = dict(device="cuda", dtype="bfloat16", memory="512MiB", eager=True)
     build(directory, **asked)  # from now on a library keeps its workspaces
     before = requested()
     engine = build(directory, **asked)
-    buffers = [buffer for buffer in vars(engine.runner.inputs).values() if hasattr(buffer, "_host")]
+    holders = (engine.runner.inputs, engine.runner.kv, engine.runner.state)
+    buffers = [held for holder in holders for held in vars(holder).values() if hasattr(held, "_host")]
     on_host = sum(copy.nbytes for buffer in buffers for copy in buffer._host)
     parts = engine.capacity.parts
     assert requested() - before == parts.total - parts.activations - on_host

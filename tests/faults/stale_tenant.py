@@ -39,8 +39,8 @@ def _first_page_stays(patch: pytest.MonkeyPatch) -> None:
         return other
 
     def only_new(map_: Callable[..., Any]) -> Callable[..., Any]:
-        def other(pool: KVPool, pages: Any) -> None:
-            map_(pool, tuple(p for p in pages if p.ordinal or not pool.table[p.row, 0]))
+        def other(pool: KVPool, pages: Any, turn: int) -> None:
+            map_(pool, tuple(p for p in pages if p.ordinal or not pool.table[p.row, 0]), turn)
 
         return other
 

@@ -180,8 +180,8 @@ def test_the_oldest_comes_first_then_windows_then_runs() -> None:
     for row, (id_, todo) in enumerate((("old run", 9), ("run", 8), ("window", 1)), 1):
         request = make_request(id_, tuple(range(1, 10)), max_tokens=9)
         request.arrival, request.planned = row, 9 - todo
-        scheduler._running[Row(row)] = Seat(request, Row(row), 1, 300)
-    assert [seat.request.id for seat in scheduler._in_turn()] == ["old run", "window", "run"]
+        scheduler._in_order.append(Seat(request, Row(row), 1, 300))
+    assert [seat.request.id for seat in scheduler._in_turn()[0]] == ["old run", "window", "run"]
 
 
 def test_those_after_a_pre_empted_row_are_not_passed_over() -> None:
@@ -192,7 +192,7 @@ def test_those_after_a_pre_empted_row_are_not_passed_over() -> None:
     harness.turn()
     long.planned = 12  # as if it had been cut: a run, behind the windows a and c
     seats = {seat.request.id: seat for seat in scheduler._running.values()}
-    seats["a"].quiet_until = 0  # as if it needed a page
+    seats["a"].settled_until = 0  # as if it needed a page
     make_room = scheduler._make_room
 
     def send_away(seat: Seat, length: int, plan: PlanBuilder) -> bool:
@@ -252,3 +252,24 @@ def test_a_row_that_only_decodes_asks_for_something_only_where_a_page_ends(depth
     assert [position for plan in harness.plans[1:] for position in plan.positions] == [*range(5, 74)]
     assert asked == [16, 17, 32, 33, 48, 49, 64, 65], "where a line is reached, and behind it"
     assert [grant.line for plan in harness.plans for grant in plan.grants] == [16, 32, 48, 64]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_with_drafts_asks_for_something_only_where_a_page_ends(depth: int, reuse: bool) -> None:
+    limits = make_limits(max_model_len=400, max_window=4, fold_every=4, page_size=32, num_pages=16)
+    harness, asked = Harness(limits, depth, reuse), 0
+    extend = harness.cache.extend
+
+    def note(row: Row, length: int) -> tuple[PageMap, ...] | None:
+        nonlocal asked
+        asked += 1
+        return extend(row, length)
+
+    harness.cache.extend = note  # type: ignore[method-assign]
+    harness.submit(make_request("a", (1, 2, 3, 4, 5), max_tokens=380))
+    harness.drain()
+    mapped = [page for plan in harness.plans for page in plan.pages]
+    assert [page.ordinal for page in mapped] == [*range(len(mapped))] and len(mapped) == 385 // 32 + 1
+    most = (2 if reuse else 1) * len(mapped) + 3
+    assert len(harness.plans) > 120 and asked <= most, "for pages, for lines that are kept, and at its end"

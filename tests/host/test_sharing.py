@@ -39,6 +39,10 @@ class SaidCache:
     policy: Policy = field(default_factory=lambda: Policy(worth_waiting=WORTH, per_path=1))
     counters: CacheCounters = field(default_factory=CacheCounters)
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        return self.prefix_reuse and self.recurrent
+
     def common_len(self, row: Row, request: Request) -> int:
         assert row == ROW and request.id == "waits"
         return self.shared

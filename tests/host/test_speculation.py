@@ -144,9 +144,18 @@ def test_acceptance_is_counted_for_each_request_and_for_all() -> None:
     answer(harness, planned(harness), 5, 8, 9)
     answer(harness, planned(harness), 9, 10, 11, 12, 13)
     answer(harness, planned(harness), 10, 14, proposed=0)
-    wanted = Acceptance(windows=2, drafts=6, accepted=4, accepted_at=[2, 1, 1])
+    wanted = Acceptance(drafts=6, by_accepted={1: 1, 3: 1})
     assert request.metrics.speculation == harness.scheduler.speculation == wanted
+    assert (wanted.windows, wanted.accepted, wanted.accepted_at) == (2, 4, [2, 1, 1])
     assert wanted.accept_length == 3.0 and Acceptance().accept_length == 1.0
+    other = make_request("b", (4, 5, 6))
+    harness.submit(other)
+    other.metrics.speculation.count(drafts=2, accepted=1)
+    for id_ in "ab":
+        everybody = harness.scheduler.speculation
+        assert everybody == Acceptance(drafts=8, by_accepted={1: 2, 3: 1}), "whether they have ended or not"
+        harness.cancel(id_)
+    assert harness.scheduler.speculation == everybody and wanted == request.metrics.speculation
 
 
 def test_a_row_that_was_resumed_has_no_drafts_at_first() -> None:
@@ -174,7 +183,7 @@ class FirstOnly(Depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_a_row_whose_drafts_are_still_uncertain_is_not_quiet(depth: int) -> None:
+def test_a_row_without_drafts_may_still_be_uncertain(depth: int) -> None:
     """The fake objects if a row stands elsewhere than the plan says."""
     harness = Harness(LIMITS, depth, drafts=FirstOnly(3))
     harness.submit(*(make_request(id_, (1, 2, 3, n), max_tokens=12) for n, id_ in enumerate("ab")))

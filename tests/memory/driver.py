@@ -124,7 +124,7 @@ class Driver:
         slot = self.take_slot()
         if slot is not None:
             self.tenants[row].grant = (slot, line)
-            self.pool.grant((Grant(Row(row), 1, Slot(slot), line),))
+            self.pool.grant((Grant(Row(row), 1, Slot(slot), line),), turn=0)
 
     def take_slot(self) -> int | None:
         """A free slot, or one whose checkpoint nobody reads."""

@@ -30,7 +30,8 @@ def kv_pool(rows: int = 2, pages: int = 6, page_size: int = 4) -> KVPool:
     pool = KVPool({"attention": KVSpec(1, 2, torch.float32)}, limits, torch.device("cpu"))
     for part in pool.layers["attention"]:
         part.fill_(torch.nan)
-    pool.map(tuple(PageMap(Row(r), n, Page(3 * r - 2 + n)) for r in range(1, rows + 1) for n in range(3)))
+    pages = (PageMap(Row(r), n, Page(3 * r - 2 + n)) for r in range(1, rows + 1) for n in range(3))
+    pool.map(tuple(pages), turn=0)
     return pool
 
 

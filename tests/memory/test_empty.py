@@ -86,7 +86,7 @@ def test_attention_without_tokens(exact: bool, rows: list[int]) -> None:
     )
     assert out.shape == (0, 1, 2)
     pool.move(*(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
-    pool.map(())
+    pool.map((), turn=0)
     pool.start(())
     assert all(same_bits(now, before[name]) for name, now in kv_tensors(pool))
 

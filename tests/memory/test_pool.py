@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -146,9 +148,43 @@ def test_a_start_sets_every_cursor_of_its_row_and_no_other(pool: StatePool) -> N
 
 
 def test_a_grant_sets_slot_and_line(pool: StatePool) -> None:
-    pool.grant((grant(2, slot=5, line=8), grant(3, slot=6, line=16)))
+    pool.grant((grant(2, slot=5, line=8), grant(3, slot=6, line=16)), turn=0)
     assert [of(pool, row)["grant_slot"] for row in range(4)] == [0, 0, 5, 6]
     assert [of(pool, row)["grant_line"] for row in range(4)] == [0, 0, 8, 16]
+
+
+def test_a_grant_is_for_layers_that_are_behind_too_and_nothing_else_is_written(pool: StatePool) -> None:
+    for at in (pool.cursors, pool.trailing):
+        for number, cursor in enumerate(vars(at).values()):
+            cursor.fill_(100 + number)
+    pool.grant((grant(2, slot=5, line=8),), turn=1)
+    pool.grant((grant(4, slot=7, line=32), grant(1, slot=6, line=16)), turn=2)
+    slots, lines = [104] * (ROWS + 1), [105] * (ROWS + 1)
+    slots[1], slots[2], slots[4] = 6, 5, 7
+    lines[1], lines[2], lines[4] = 16, 8, 32
+    for at in (pool.cursors, pool.trailing):
+        *others, granted, reached = (cursor.tolist() for cursor in vars(at).values())
+        assert (granted, reached) == (slots, lines)
+        assert others == [[100 + number] * (ROWS + 1) for number in range(4)]
+
+
+def test_layers_that_fall_behind_do_so_where_the_others_stand(pool: StatePool) -> None:
+    for row in range(ROWS + 1):
+        place(pool, row, own_slot=row, read_slot=9, base=16, length=row, grant_slot=7, grant_line=24)
+    pool.trail()
+    stood = {name: cursor.tolist() for name, cursor in vars(pool.trailing).items()}
+    assert stood == {name: cursor.tolist() for name, cursor in vars(pool.cursors).items()}
+    assert stood["own_slot"] == stood["length"] == [*range(ROWS + 1)]
+    pool.cursors.length.add_(1)
+    assert pool.trailing.length.tolist() == stood["length"], "from then on they stand by themselves"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 63, 64])
+def test_every_cursor_begins_where_kernels_expect_it(rows: int) -> None:
+    pool = StatePool({}, replace(LIMITS, max_num_seqs=rows), CPU)
+    held = [*vars(pool.cursors).values(), *vars(pool.trailing).values()]
+    begins = {cursor.storage_offset() * cursor.element_size() % 16 for cursor in held}
+    assert begins == {0} and all(cursor.is_contiguous() and len(cursor) == rows + 1 for cursor in held)
 
 
 # --- one step ---

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.ids import Page, Row
 from holdfast.memory.state_pool import moves_along
 from holdfast.ops.attention.heads import Heads
 from holdfast.ops.backend import choose
 from holdfast.ops.step import StateStep
+from holdfast.plan import PageMap
 
 from .driver import Driver, Setup, Work, tree_of
 from .kv import attention_step, kv_pool
@@ -144,6 +146,29 @@ def test_moving_an_accepted_path_touches_its_targets_only() -> None:
         if name != "table":
             expected[2, 0] = expected[2, 1].clone()
         assert same_bits(now, expected), name
+
+
+def test_mapping_pages_writes_their_places_only() -> None:
+    """Of several rows in a step, in any order, and of the next step while this one's numbers may be on their way."""
+    pool = kv_pool(rows=5)
+    pool.table.fill_(-7)
+    address, expected = pool.table.data_ptr(), pool.table.clone()
+    steps = [[(5, 2, 1 << 20), (1, 0, 3), (1, 1, 4), (3, 2, 9)], [(2, 0, 11)], [(5, 0, 12), (1, 0, 13)]]
+    for turn, pages in enumerate(steps):
+        pool.map(tuple(PageMap(Row(row), ordinal, Page(page)) for row, ordinal, page in pages), turn)
+        for row, ordinal, page in pages:
+            expected[row, ordinal] = page
+        assert torch.equal(pool.table, expected)
+    assert expected[0].tolist() == [-7] * 3 and pool.table.data_ptr() == address
+
+
+def test_all_pages_of_all_rows_may_be_mapped_at_once() -> None:
+    pool = kv_pool(rows=5)
+    pool.table.fill_(-7)
+    rows, ordinals = pool.table.shape
+    places = [(row, ordinal) for row in range(1, rows) for ordinal in range(ordinals)]
+    pool.map(tuple(PageMap(Row(r), n, Page(1 + page)) for page, (r, n) in enumerate(places)), turn=0)
+    assert pool.table.flatten().tolist() == [-7] * ordinals + [*range(1, 1 + len(places))]
 
 
 # --- what must not be read ---

@@ -37,7 +37,7 @@ def fresh_batch(ensemble: Ensemble, tokens: list[int]) -> Batch:
         KVPool(ensemble.kv_specs(), LIMITS, device),
     )
     state.start((RowStart(Row(1), 1, (), Slot(1), Slot(0), 0, SamplingParams(), 0),))
-    kv.map(tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(LIMITS.pages_per_row)))
+    kv.map(tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(LIMITS.pages_per_row)), turn=0)
     window = len(tokens) <= LIMITS.max_window
     step = state.begin(
         rows=torch.tensor([1]),

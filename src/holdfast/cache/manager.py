@@ -45,6 +45,7 @@ class CacheManager:
         self.policy = policy or Policy()
         self.prefix_reuse = prefix_reuse
         self.recurrent = limits.num_slots > 0
+        self.keeps_checkpoints = prefix_reuse and self.recurrent
         self._limits = limits
         self._rows = FreeList(Row, limits.max_num_seqs)
         self._generations = [0] * (limits.max_num_seqs + 1)
@@ -53,7 +54,7 @@ class CacheManager:
         self._pages = Pages(limits.num_pages)
         self._tree = RadixTree(self._pages, recurrent=self.recurrent, policy=self.policy)
         self._checkpoints = Checkpoints(
-            limits, self._tree, self._slots, self.counters, kept=prefix_reuse and self.recurrent
+            limits, self._tree, self._slots, self.counters, kept=self.keeps_checkpoints
         )
         self._holdings: dict[Row, Holding] = {}
         self._waiting: dict[int, list[Holding]] = {}  # by the step that they wait for

@@ -179,14 +179,15 @@ class InFlight:
         self, accepted: Numbers, proposed: Numbers, tokens: Numbers
     ) -> tuple[list[tuple[int, ...]], list[int]]:
         """Of each lane: its tokens, and how many drafts had been made."""
-        work, choices = self.lanes.work, self.lanes.choices
-        chosen, made = tokens.tolist(), [0] * len(work)
-        if not choices.drafts.most and len(choices.choosers) == len(work):
-            return list(zip(map(chosen.__getitem__, choices.begins), strict=True)), made
-        kept: list[tuple[int, ...]] = [()] * len(work)
-        count, proposals = accepted.tolist(), proposed.tolist()
+        choices, lanes = self.lanes.choices, len(self.lanes.work)
+        chosen, count, proposals = tuple(tokens.tolist()), accepted.tolist(), proposed.tolist()
+        if len(choices.choosers) == lanes:  # as most steps
+            ends = zip(choices.begins, count, strict=False)
+            return [chosen[begin : begin + more + 1] for begin, more in ends], proposals[:lanes]
+        kept: list[tuple[int, ...]] = [()] * lanes
+        made = [0] * lanes
         for lane, begin, i in self._choosers():
-            kept[lane], made[lane] = tuple(chosen[begin : begin + count[i] + 1]), proposals[i]
+            kept[lane], made[lane] = chosen[begin : begin + count[i] + 1], proposals[i]
         return kept, made
 
     def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
@@ -206,5 +207,7 @@ class InFlight:
         return {self.lanes.work[lane].row: scored for lane, scored in by_lane.items()}
 
     def _grants(self, flags: Numbers) -> tuple[Grant, ...]:
+        if not self.grants:
+            return ()
         rows = (self.lanes.work[lane].row for lane in flags[: len(self.lanes.work)].nonzero()[0])
         return tuple(self.grants[row] for row in rows if row in self.grants)

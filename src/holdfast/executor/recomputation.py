@@ -43,7 +43,8 @@ class Recomputation:
         self._own_slot = Slot(one.num_slots)
         self._own_state = StatePool(model.state_specs(), one, device)
         self._own_kv = KVPool(model.kv_specs(), one, device)
-        self._own_kv.map(tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(limits.pages_per_row)))
+        pages = tuple(PageMap(Row(1), i, Page(i + 1)) for i in range(limits.pages_per_row))
+        self._own_kv.map(pages, turn=0)
         held = [x for s in state.layers.values() for x in (*s.saved().values(), *s.rings().values())]
         held += [part for parts in kv.layers.values() for part in parts]
         self._tolerance = 0.0 if model.model.ops.exact else max(TOLERANCE[x.dtype] for x in held)

@@ -275,8 +275,8 @@ class Runner:
         self.prompt_scorer.start(plan.starts)
         self.state.start(plan.starts)
         self.kv.start(plan.starts)
-        self.kv.map(plan.pages)
-        self.state.grant(plan.grants)
+        self.kv.map(plan.pages, plan.step)
+        self.state.grant(plan.grants, plan.step)
         for start in plan.starts:
             self._grants.pop(start.row, None)
         self._grants.update((grant.row, grant) for grant in plan.grants)

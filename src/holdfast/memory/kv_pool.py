@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..config import Limits
 from ..ops.places import KVState, Transfer
-from ..ops.transfer import to_device
+from ..ops.transfer import Buffer, columns, to_device
 from ..plan import PageMap, RowStart
 from .spec import KVSpec
 
@@ -29,18 +30,24 @@ class KVPool:
         self.table = torch.zeros(
             limits.max_num_seqs + 1, limits.pages_per_row, dtype=torch.int32, device=device
         )
+        self._places = self.table.view(-1)
+        self._told = Buffer(3 * self.table.numel(), device, torch.int32)
+        """Of every page that a step maps, its place in the table, as two words; then of every one, which it is."""
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """A new tenant must not find the last one's pages."""
         if starts:
             self.table.index_fill_(0, to_device([start.row for start in starts], self.table.device), 0)
 
-    def map(self, pages: tuple[PageMap, ...]) -> None:
+    def map(self, pages: tuple[PageMap, ...], turn: int) -> None:
+        """turn: of the step that they are for"""
         if not pages:
             return
-        told = [[p.row, p.ordinal, p.page] for p in pages]
-        rows, ordinals, stored = to_device(told, self.table.device).unbind(1)
-        self.table[rows, ordinals] = stored.int()
+        rows, ordinals, stored = columns(pages)
+        places = rows * self.table.shape[1] + ordinals
+        told = self._told.fill(np.concatenate((places.view(np.int32), stored)), turn)
+        words = 2 * len(pages)
+        self._places.index_copy_(0, told[:words].view(torch.int64), told[words:])
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy keys and values between positions of a row: what a tree's accepted path needs.

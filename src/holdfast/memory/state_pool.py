@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from ..ops.backend import REFERENCE, Ops
 from ..ops.cursors.reference import Committed, Cursors, Standing
 from ..ops.places import ConvState, TemporalState, Transfer
 from ..ops.step import Export, StateStep, Tree
-from ..ops.transfer import to_device
+from ..ops.transfer import Buffer, columns, to_device
 from ..plan import Grant, RowStart
 from .spec import ConvSpec, StateSpec
 
@@ -57,9 +58,14 @@ class StatePool:
     ) -> None:
         self.ops = ops
         self.grid = limits.fold_every
-        self.cursors = Cursors.allocate(limits.max_num_seqs, device)
-        self.trailing = Cursors.allocate(limits.max_num_seqs, device)
-        """Of layers that are behind: `trail` says since when."""
+        rows = limits.max_num_seqs + 1
+        width = rows + rows % 2  # every cursor begins at a multiple of 16 bytes, as kernels expect
+        self._cursors = torch.zeros(6, 2, width, dtype=torch.int64, device=device)
+        self.cursors, self.trailing = (Cursors(*self._cursors[:, which, :rows]) for which in range(2))
+        """Of all layers but those that are behind; and of those: `trail` says since when."""
+        self._grants = self._cursors[4:].view(4, width)
+        """Slots, and then lines, of both."""
+        self._told = Buffer(5 * rows, device)
         self.layers = {name: _allocate(spec, limits, device) for name, spec in specs.items()}
 
     # --- between steps: what the plan says ---
@@ -74,18 +80,17 @@ class StatePool:
         for other in (at.length, at.grant_slot, at.grant_line):
             other.index_fill_(0, rows, 0)
 
-    def grant(self, grants: tuple[Grant, ...]) -> None:
+    def grant(self, grants: tuple[Grant, ...], turn: int) -> None:
+        """turn: of the step that they are for"""
         if not grants:
             return
-        told = [[grant.row, grant.slot, grant.line] for grant in grants]
-        rows, slots, lines = to_device(told, self.cursors.base.device).unbind(1)
-        for at in (self.cursors, self.trailing):
-            at.grant_slot[rows], at.grant_line[rows] = slots, lines
+        rows, slots, lines = columns([(grant.row, grant.slot, grant.line) for grant in grants])
+        told = self._told.fill(np.concatenate((rows, slots, slots, lines, lines)), turn).view(5, -1)
+        self._grants.index_copy_(1, told[0], told[1:])
 
     def trail(self) -> None:
         """From now on some layers stay behind; they will absorb what they missed by the cursors of this moment."""
-        for name, cursor in vars(self.cursors).items():
-            getattr(self.trailing, name).copy_(cursor)
+        self._cursors[:, 1] = self._cursors[:, 0]
 
     # --- one step ---
 

@@ -21,6 +21,11 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int6
     return made.to(device, non_blocking=True)
 
 
+def columns(told: Sequence[Sequence[int]]) -> list[Column]:
+    """Of tuples of ids: they are no plain integers, which numpy takes long to see of a list."""
+    return [np.fromiter(column, np.int64, len(told)) for column in zip(*told, strict=True)]
+
+
 class Buffer:
     """A device tensor of fixed address, filled from the host. Two host copies alternate: one may still be in
     flight while the next is written."""
@@ -29,11 +34,10 @@ class Buffer:
         self.device = torch.zeros(size, dtype=dtype, device=device)
         pinned = device.type == "cuda"
         self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+        self._written = [host.numpy() for host in self._host]
 
     def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
         """The first len(values) elements, in place."""
-        host = self._host[turn % 2][: len(values)]
-        host.numpy()[:] = values
-        target = self.device[: len(values)]
-        target.copy_(host, non_blocking=True)
-        return target
+        size = len(values)
+        self._written[turn % 2][:size] = values
+        return self.device[:size].copy_(self._host[turn % 2][:size], non_blocking=True)

@@ -7,15 +7,16 @@ is its own affair. Results of requests that have ended meanwhile are dropped by 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from ..cache import Admission, CacheManager, CacheStats
 from ..config import Limits, run_reaches
 from ..corruption import Finding, StateCorruption
 from ..ids import Row
-from ..plan import BONUS, NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
+from ..plan import NO_CHOICE, RowStart, RowWork, StepPlan, StepResult, Window
 from ..request import Acceptance, FinishReason, Rejected, Request, SpeculationStats
 from .admission import refusal
 from .builder import PlanBuilder
@@ -48,7 +49,7 @@ class Scheduler:
         depth: Depth | None = None,
     ) -> None:
         self.counters = Counters()
-        self.speculation = Acceptance()
+        self._past = Acceptance()  # of requests that have ended
         self._depth = depth or Depth(limits.max_drafts)
         self._limits = limits
         self._cache = cache
@@ -57,6 +58,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._sharing = Sharing(limits, cache)
         self._running: dict[Row, Seat] = {}
+        self._in_order: list[Seat] = []  # the same, the oldest first
         self._ended: list[Seat] = []  # whose last line is still to be folded
         self._cancelled: list[Request] = []
 
@@ -110,10 +112,18 @@ class Scheduler:
     def cache_stats(self) -> CacheStats:
         return self._cache.stats()
 
+    @property
+    def speculation(self) -> Acceptance:
+        """Of all requests so far."""
+        total = Acceptance()
+        for found in (self._past, *(request.metrics.speculation for request in self._requests.values())):
+            total.add(found)
+        return total
+
     def speculation_stats(self) -> SpeculationStats:
         """As it is now."""
         return SpeculationStats(
-            **vars(replace(self.speculation, accepted_at=list(self.speculation.accepted_at))),
+            **vars(self.speculation),
             depth=self._depth.depth,
             why=self._depth.why(),
             steps={depth: dict(reasons) for depth, reasons in self._depth.steps.items()},
@@ -165,64 +175,50 @@ class Scheduler:
         return built
 
     def _continue_running(self, plan: PlanBuilder) -> None:
-        seats = self._in_turn()
-        owed = self._known_tokens(seats) if self._limits.max_drafts else 0
+        seats, owed = self._in_turn()
+        propose, share = plan.propose, self._depth.share
         for place, seat in enumerate(seats):
+            request, drafts = seat.request, seat.drafted
+            planned = request.planned
+            end = planned + 1 + drafts
+            settled = end <= (seat.drafting_until if propose else seat.settled_until)
+            if settled and drafts <= plan.budget - owed and not seat.lines:  # as most do
+                plan.add(seat.next, planned, request.uncertain)
+                request.planned = end
+                request.pending += 1 + drafts
+                owed -= 1
+                if propose or drafts:
+                    request.uncertain += drafts
+                    seat.draft(min(propose, share(seat.row)))
+                continue
             if not plan.budget:
                 return
             if seat.leaving:
                 continue  # pre-empted a moment ago, for one that came before it
-            request = seat.request
-            if request.planned < seat.quiet_until and not (plan.propose or seat.lines):  # as most do
-                plan.add(seat.next_token, request.planned)
-                request.planned += 1
-                request.pending += 1
-                owed -= 1
-                continue
-            if seat.drafted and self._add_window(seat, plan.budget - owed, plan):
-                owed -= 1
-                continue
-            budget = plan.budget
-            if place == 0 and not self._is_window(seat.request):
-                # a long run, with every window still to come: it leaves them their tokens
+            budget, todo = plan.budget, request.todo
+            if todo <= self._limits.max_window:
+                owed -= todo
+            elif place == 0:  # a long run, with every window still to come: it leaves them their tokens
                 windows = [s for s in seats if self._is_window(s.request)]
                 budget = max(1, budget - sum(s.request.todo + self._drafts(s, budget) for s in windows))
-            elif self._is_window(seat.request):
-                owed -= seat.request.todo
             count = self._chunk(seat, budget)
             window = self._window(seat, count, budget - owed)
-            if self._make_room(seat, seat.request.planned + count + self._beyond(window, plan), plan):
+            if self._make_room(seat, planned + count + self._beyond(window, plan), plan):
                 self._add_work(seat, count, window, plan)
 
-    def _add_window(self, seat: Seat, budget: int, plan: PlanBuilder) -> bool:
-        """The token that is known and all drafts that were made, if they need nothing else: as most do."""
-        request, drafts = seat.request, seat.drafted
-        known, planned = len(request.tokens) + request.pending, request.planned
-        if known - planned != 1 or seat.lines or drafts >= min(budget, seat.most_tokens - known):
-            return False
-        if known + drafts + self._room(plan) > seat.settled_until:
-            return False
-        plan.add(seat.window(drafts), planned, request.uncertain)
-        seat.drafted = min(plan.propose, self._depth.share(seat.row))
-        request.planned = known + drafts
-        request.pending += 1 + drafts
-        request.uncertain += drafts
-        return True
-
-    def _known_tokens(self, seats: list[Seat]) -> int:
-        """Of windows: a token that somebody knows comes before another's drafts."""
-        most, todo = self._limits.max_window, (_todo(seat.request) for seat in seats)
-        return sum(tokens for tokens in todo if tokens <= most)
-
-    def _in_turn(self) -> list[Seat]:
-        """Windows before long runs, for latency; the oldest before all, so that it always gets on."""
-        seats = sorted(self._running.values(), key=attrgetter("order"))
-        loud = [s for s in seats if s.request.planned >= s.quiet_until]
-        if any(map(_sits_out, loud)):
+    def _in_turn(self) -> tuple[list[Seat], int]:
+        """Windows before long runs, for latency; the oldest before all, so that it always gets on. And the tokens of
+        windows that are known: one that somebody knows comes before another's drafts."""
+        seats = [*self._in_order]  # some may leave while the others are planned
+        others = [s for s in seats if s.request.planned >= s.settled_until]
+        if any(map(_sits_out, others)):
             seats = [s for s in seats if not _sits_out(s)]
-        if all(self._is_window(s.request) for s in loud):
-            return seats
-        return sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
+            others = [s for s in others if not _sits_out(s)]
+        windows = [s.request.todo for s in others if self._is_window(s.request)]
+        owed = len(seats) - len(others) + sum(windows)
+        if len(windows) < len(others):
+            seats = sorted(seats, key=lambda s: s is not seats[0] and not self._is_window(s.request))
+        return seats, owed
 
     def _admit_waiting(self, plan: PlanBuilder) -> None:
         """In order: a large request is not overtaken for ever by small ones. One that lets another compute their
@@ -274,6 +270,7 @@ class Scheduler:
         most = most_tokens(request, self._limits.max_model_len)
         seat = Seat(request, admission.row, admission.generation, most, lines)
         self._running[seat.row] = seat
+        insort(self._in_order, seat, key=attrgetter("order"))
         self._sharing.forget(request.id)
         for place in range(self._limits.max_num_seqs):
             if (other := self._waiting.peek(place)) is None:
@@ -285,10 +282,13 @@ class Scheduler:
         """`count` tokens that are known, and the drafts that follow them."""
         request, tokens = seat.request, count + window.drafts
         self._offer_slots(seat, tokens, plan)
-        work = RowWork(seat.row, seat.generation, tokens, window)
-        plan.add(seat.next_token if work == seat.next_token else work, request.planned, request.uncertain)
+        if count == 1 and window.bonus:
+            work = seat.window(window.drafts)
+        else:
+            work = RowWork(seat.row, seat.generation, tokens, window)
+        plan.add(work, request.planned, request.uncertain)
         if window.bonus:
-            seat.drafted = min(plan.propose, self._depth.share(seat.row))
+            seat.draft(min(plan.propose, self._depth.share(seat.row)))
         request.planned += tokens
         request.pending += window.most_chosen
         request.uncertain += window.drafts
@@ -296,21 +296,20 @@ class Scheduler:
 
     def _settle(self, seat: Seat, window: Window) -> None:
         """Until where later steps need not ask for anything."""
-        request, room = seat.request, self._cache.room(seat.row)
-        page_end = (request.planned // self._limits.page_size + 1) * self._limits.page_size
-        seat.settled_until = min(page_end - 1, room)
-        seat.quiet_until = 0
-        if window is BONUS and not (
-            seat.drafted or request.uncertain
-        ):  # the next token is all that it has to do
-            seat.quiet_until = min(page_end, room, seat.most_tokens) - 1
+        seat.settled_until = seat.drafting_until = 0
+        if window.bonus:
+            held, page_size = self._cache.room(seat.row), self._limits.page_size
+            seat.settled_until = min(seat.most_tokens - 1, held)
+            if self._cache.keeps_checkpoints:
+                line = (seat.request.planned // page_size + 1) * page_size
+                seat.settled_until = min(line - 1, seat.settled_until)
+            seat.drafting_until = min(seat.settled_until, held - self._limits.drafting_room)
 
     def _window(self, seat: Seat, count: int, budget: int) -> Window:
         """What is chosen after `count` known tokens, within a budget for them and their drafts."""
         if count < seat.request.todo:
             return NO_CHOICE
-        drafts = self._drafts(seat, budget)
-        return Window(drafts) if drafts else BONUS
+        return seat.window(self._drafts(seat, budget)).window
 
     def _drafts(self, seat: Seat, budget: int) -> int:
         """Drafts follow a token that was chosen in this row; so there is one known token before them, that one."""
@@ -353,7 +352,7 @@ class Scheduler:
         return count
 
     def _is_window(self, request: Request) -> bool:
-        return _todo(request) <= self._limits.max_window
+        return request.todo <= self._limits.max_window
 
     # --- when pages run out ---
 
@@ -398,15 +397,19 @@ class Scheduler:
         self._waiting.push(seat.request)
 
     def _leave_row(self, seat: Seat) -> None:
-        del self._running[seat.row]
+        self._stop_running(seat)
         self._cache.release(seat.row)
+
+    def _stop_running(self, seat: Seat) -> None:
+        del self._running[seat.row]
+        self._in_order.remove(seat)
 
     # --- what an ended request leaves behind ---
 
     def _finish_row(self, seat: Seat) -> None:
         """A row that holds a grant waits for its last step: it may stand on the line that it was granted for."""
         if self._cache.has_grant(seat.row):
-            del self._running[seat.row]
+            self._stop_running(seat)
             self._ended.append(seat)
         else:
             self._leave_row(seat)
@@ -444,14 +447,18 @@ class Scheduler:
                 request.prompt_logprobs += prompt_scores.get(row, ())
             if not tokens:
                 continue
-            if window is BONUS:
-                request.pending -= 1
-            else:
-                self._settle_window(request, window, len(tokens), proposed)
-            if request.metrics.first_token is None:
-                request.metrics.first_token = self._clock()
-            if seat.stops.isdisjoint(tokens) and len(request.tokens) + len(tokens) < seat.most_tokens:
-                request.tokens += tokens  # as most do
+            known, metrics = request.tokens, request.metrics
+            drafts, chosen = window.drafts, len(tokens)
+            request.pending -= 1 + drafts
+            if drafts:  # what was planned at most, and what it came to
+                request.uncertain -= drafts
+                request.planned -= 1 + drafts - chosen
+                if proposed:
+                    metrics.speculation.count(drafts=proposed, accepted=chosen - 1)
+            if metrics.first_token is None:
+                metrics.first_token = self._clock()
+            if seat.stops.isdisjoint(tokens) and len(known) + chosen < seat.most_tokens:
+                known += tokens  # as most do
             else:
                 self._take_tokens(seat, tokens, failed=row in result.failed)
             if scores:
@@ -477,15 +484,6 @@ class Scheduler:
                 ended.append(seat.request)
         return ended
 
-    def _settle_window(self, request: Request, window: Window, chosen: int, proposed: int) -> None:
-        """What was planned of it at most, and what it came to."""
-        request.pending -= window.most_chosen
-        request.uncertain -= window.drafts
-        request.planned -= window.most_chosen - chosen
-        if proposed:
-            for acceptance in (self.speculation, request.metrics.speculation):
-                acceptance.count(drafts=proposed, accepted=chosen - 1)
-
     def _take_tokens(self, seat: Seat, tokens: Iterable[int], *, failed: bool) -> None:
         """One by one: the answer may end with any of them."""
         request = seat.request
@@ -498,6 +496,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.id]
+        self._past.add(request.metrics.speculation)
         self._sharing.forget(request.id)
         self.counters.cancelled += reason is FinishReason.CANCELLED
         self.counters.finished += reason is not FinishReason.CANCELLED
@@ -509,8 +508,3 @@ class Scheduler:
 def _sits_out(seat: Seat) -> bool:
     """Until a step in flight is collected."""
     return seat.leaving or len(seat.request.tokens) + seat.request.pending >= seat.most_tokens
-
-
-def _todo(request: Request) -> int:
-    """`request.todo`, asked of every row in every step."""
-    return len(request.tokens) + request.pending - request.planned

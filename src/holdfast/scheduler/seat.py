@@ -24,24 +24,31 @@ class Seat:
     """So many drafts are made to follow the last token that it chose in this row, and are there to be verified."""
     leaving: bool = False
     """Pre-empted, and sitting out until none of its steps is in flight: then all its tokens are known."""
-    quiet_until: int = 0
-    """While fewer tokens are planned, a step takes the one that is known, chooses the next, and needs nothing: no
-    page, no slot, no drafts."""
     settled_until: int = 0
-    """It has pages for so many tokens, and none of them reaches a line."""
+    """While a step ends within so many tokens, it takes the one that is known and the drafts that are made, chooses
+    what follows, and needs nothing: no page, no slot."""
+    drafting_until: int = 0
+    """The same of a step that makes drafts for the next."""
 
     def __post_init__(self) -> None:
         self.order = self.request.order
         self.stops = frozenset(self.request.stop_ids)
-        self.next_token = RowWork(self.row, self.generation, 1, BONUS)
-        """What it does in most steps."""
         self._windows: dict[int, RowWork] = {}
+        self.next = self.window(self.drafted)
+        """The one token that it knows, and the drafts that are there: what it does in most steps."""
+
+    def draft(self, drafts: int) -> None:
+        """So many are made to follow the token that it chooses now."""
+        if drafts != self.drafted:
+            self.drafted, self.next = drafts, self.window(drafts)
 
     def window(self, drafts: int) -> RowWork:
         """The one token that it knows, and so many drafts."""
-        if drafts not in self._windows:
-            self._windows[drafts] = RowWork(self.row, self.generation, 1 + drafts, Window(drafts))
-        return self._windows[drafts]
+        work = self._windows.get(drafts)
+        if work is None:
+            window = Window(drafts) if drafts else BONUS
+            work = self._windows[drafts] = RowWork(self.row, self.generation, 1 + drafts, window)
+        return work
 
     def leave(self) -> None:
-        self.leaving, self.quiet_until, self.settled_until = True, 0, 0
+        self.leaving, self.settled_until, self.drafting_until = True, 0, 0

@@ -26,7 +26,7 @@ class Sharing:
     def plan_branch(self, seat: Seat, other: Request) -> None:
         """Where a waiting request will part from one that has not come so far, it is to leave a checkpoint."""
         crowded = len(seat.lines) > 2 * self._cache.policy.per_path
-        if crowded or not (self._cache.prefix_reuse and self._cache.recurrent):
+        if crowded or not self._cache.keeps_checkpoints:
             return
         line = self._cache.common_len(seat.row, other)
         if line >= seat.request.planned + self._worth:

@@ -19,10 +19,6 @@ class Cursors:
     grant_slot: Tensor
     grant_line: Tensor
 
-    @staticmethod
-    def allocate(rows: int, device: torch.device) -> Cursors:
-        return Cursors(*(torch.zeros(rows + 1, dtype=torch.int64, device=device) for _ in range(6)))
-
 
 @dataclass(frozen=True)
 class Standing:
