@@ -90,7 +90,7 @@ def test_recorded_drafts_are_those_of_the_reference(
     assert _answers(llm, given) == plain
     assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
     replayed = {key[0] for key, graph in kinds.items() if graph.replays > before[key]}
-    patient = llm._engine.runner.backlog.most > 0
+    patient = llm._engine.runner.backlog.patience > 0
     assert replayed == {"pass", "end", "draft"} | ({"catch up"} if patient else set())
 
 

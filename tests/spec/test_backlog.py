@@ -112,9 +112,9 @@ def _served(
     llm: LLM, lull: Sequence[int], *, patient: bool
 ) -> tuple[list[RequestOutput], Seen, Counter[str]]:
     """Answers, and then others that resume inside them."""
-    assert llm._engine.runner.backlog.most > 0
+    assert llm._engine.runner.backlog.patience > 0
     if not patient:
-        llm._engine.runner.backlog.most = 0
+        llm._engine.runner.backlog.patience = 0
     drafter, seen = spied(llm)
     took = Counter[str]()
     for verb in ("absorb", "remember", "catch_up"):

@@ -176,8 +176,8 @@ class StateStep:
 
     @property
     def export_table(self) -> Tensor:
-        """[exports, 3]: lane, slot, line; one row of padding if there are none."""
-        rows = [[e.lane, e.slot, e.line] for e in self.exports] or [[0, 0, 0]]
+        """[exports, 3]: lane, slot, line. There must be some."""
+        rows = [[e.lane, e.slot, e.line] for e in self.exports]
         return self.once("export table", lambda: to_device(rows, self.rows.device))
 
     @property
