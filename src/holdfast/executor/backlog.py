@@ -68,7 +68,7 @@ class Backlog:
         """One whose line the model has passed is missed by it, but not by whoever comes later."""
         if grant.row in self._holders or grant.line <= positions.get(grant.row, grant.line):
             return False
-        return not any(grant.slot in slots for slots in self._slots.values())
+        return not any(grant.slot in self._slots[row] for row in self.rows)
 
     def grow(self, lanes: Lanes) -> None:
         if not self.tokens:
