@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..config import Limits
 from ..ids import Row, Slot
+from ..memory.state_pool import NEVER
 from ..ops.transfer import Buffer
 from ..plan import Grant, StepPlan
 from ..spec.drafter import Drafter
@@ -39,8 +40,8 @@ class Backlog:
         self.tokens = self.lanes = self.longest = 0
         self._told, self._most_tokens = told, limits.max_num_batched_tokens
         self._most_held = limits.fold_every - 1 + limits.max_window
-        self._slots: dict[Row, set[Slot]] = {}  # that rows had since they started
-        self._lines: dict[Row, int] = {}  # for which they had grants, the last ones
+        self._slots: dict[Row, dict[Slot, int]] = {}  # of rows, and the lines for which they have them
+        self._lines: dict[Row, int] = {}  # of the last grants that rows had
         self._holders: set[Row] = set()  # of grants that the drafter may not have come to yet
 
     def room(self, lanes: int) -> int:
@@ -73,24 +74,29 @@ class Backlog:
     def grow(self, lanes: Lanes) -> None:
         if not self.tokens:
             self.rows, self.lanes = [work.row for work in lanes.work], len(lanes.rows)
-            standing = zip(self.rows, lanes.positions, lanes.uncertain, strict=True)
-            self._holders = {
-                row
-                for row, most, uncertain in standing
-                if self._lines.get(row, 0) > most - uncertain - self._most_held
-            }
+            self._holders.clear()
+            if self.trails:
+                for row, most, uncertain in zip(self.rows, lanes.positions, lanes.uncertain, strict=True):
+                    self._passed(row, most - uncertain - self._most_held)
         self.tokens += 1
         self.longest = self.room(self.lanes) if lanes.uniform else self.tokens
+
+    def _passed(self, row: Row, line: int) -> None:
+        """The drafter begins at this line or beyond: slots for those before it are none of its business any more."""
+        self._slots[row] = {slot: for_line for slot, for_line in self._slots[row].items() if for_line >= line}
+        if self._lines.get(row, line) > line:
+            self._holders.add(row)
 
     def heard(self, plan: StepPlan) -> None:
         """Of slots that rows have from this step on."""
         if not self.trails:
             return
         for start in plan.starts:
-            self._slots[start.row] = {start.own_slot, start.read_slot}
+            # its own goes with every line
+            self._slots[start.row] = {start.read_slot: start.base, start.own_slot: NEVER}
             self._lines.pop(start.row, None)
         for grant in plan.grants:
-            self._slots[grant.row].add(grant.slot)
+            self._slots[grant.row][grant.slot] = grant.line
             self._lines[grant.row] = grant.line
             self._holders.add(grant.row)
 
