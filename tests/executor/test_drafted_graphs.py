@@ -6,7 +6,7 @@ reads what an earlier step left behind: depths change, rows join and leave, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.spec.formats import Target, write_dflash, write_eagle1, write_eagle3,
 
 from holdfast import LLM, SamplingParams, engine
 from holdfast.executor import runner
+from holdfast.executor.backlog import Backlog
 from holdfast.executor.readback import Fetch
 from holdfast.executor.runner import Runner
 
@@ -32,6 +33,8 @@ LONG = prompts(121, 96, 110, seed=3)
 LENGTHS = (12, 7, 5)
 DEPTHS = (0, 1, 2)
 LULLS = (1, 2, 0, 0, 0, 2, 0, 1, 1, 0, 0)
+LONG_LENGTHS, LONG_LULLS = (60, 45, 20), (1, 2, *[0] * 26)
+"""In which grants are passed."""
 OPTIONS: dict[str, Any] = dict(max_num_seqs=2, max_model_len=40, page_size=16, max_num_batched_tokens=24)
 CONVOLUTION = lfm2("ca")
 
@@ -75,41 +78,69 @@ def test_recorded_drafts_are_those_of_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph], name: str
 ) -> None:
     model, config = write_drafter(name, tmp_path)
+    options, given = (OPTIONS, GIVEN) if name != "ngram" else (OPTIONS | {"max_model_len": 144}, LONG)
+    _compare(monkeypatch, fake_graphs, model, config, options, given, LENGTHS, LULLS)
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle_multi", "standalone-delta"])
+def test_recorded_catch_ups_pass_lines_and_grants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph], name: str
+) -> None:
+    model, config = write_drafter(name, tmp_path)
+    options = OPTIONS | dict(max_model_len=96, page_size=32, max_num_batched_tokens=40)
+    passes = list[int]()
+    clear = Backlog.clear
+    monkeypatch.setattr(Backlog, "clear", lambda backlog: (passes.append(backlog.passes), clear(backlog)))
+    _compare(monkeypatch, fake_graphs, model, config, options, GIVEN, LONG_LENGTHS, LONG_LULLS)
+    assert set(passes) == {1, 2}
+
+
+def _compare(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_graphs: list[FakeGraph],
+    model: Path,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    given: list[list[int]],
+    lengths: Sequence[int],
+    lulls: Sequence[int],
+) -> None:
     speculating = {
         "speculative_config": {**config, "num_speculative_tokens": 1, "adaptive": {"candidate_steps": DEPTHS}}
     }
-    options, given = (OPTIONS, GIVEN) if name != "ngram" else (OPTIONS | {"max_model_len": 144}, LONG)
-    plain = _answers(LLM(model, **options), given)
-    llm, wanted = _watched(LLM(model, **options, **speculating))
-    assert _answers(llm, given) == plain
+    plain = _answers(LLM(model, **options), given, lengths)
+    llm, wanted = _watched(LLM(model, **options, **speculating), lulls)
+    assert _answers(llm, given, lengths) == plain
     monkeypatch.setattr(engine, "Runner", _recording_runner)
     monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
-    llm, seen = _watched(LLM(model, backend="triton", **options, **speculating))
+    llm, seen = _watched(LLM(model, backend="triton", **options, **speculating), lulls)
     kinds = dict(zip(llm._engine.runner.graphs._recorded, fake_graphs, strict=True))
     before = {key: graph.replays for key, graph in kinds.items()}
-    assert _answers(llm, given) == plain
+    assert _answers(llm, given, lengths) == plain
     assert seen == wanted and sum(len(drafts) for _, drafts in seen) >= 5
     replayed = {key[0] for key, graph in kinds.items() if graph.replays > before[key]}
     drafted = sum(graph.replays - before[key] for key, graph in kinds.items() if key[0] == "draft")
     steps = llm._engine.scheduler._depth.steps
     asked = sum(sum(reasons.values()) for depth, reasons in steps.items() if depth)
     assert drafted == asked, "after prompts as well"
-    patient = llm._engine.runner.backlog.most > 0
+    patient = llm._engine.runner.backlog.patience > 0
     assert replayed == {"pass", "end", "draft"} | ({"catch up"} if patient else set())
 
 
-def _answers(llm: LLM, given: list[list[int]]) -> list[tuple[int, ...]]:
+def _answers(llm: LLM, given: list[list[int]], lengths: Sequence[int]) -> list[tuple[int, ...]]:
     """Of requests that end at different times; the last, which joins when one has ended, draws."""
     params = [
         SamplingParams(max_tokens=n, temperature=float(i == 2), seed=5, ignore_eos=True)
-        for i, n in enumerate(LENGTHS)
+        for i, n in enumerate(lengths)
     ]
     return [tuple(output.token_ids) for output in llm.generate(given, params)]
 
 
-def _watched(llm: LLM) -> tuple[LLM, Seen]:
+def _watched(llm: LLM, lulls: Sequence[int]) -> tuple[LLM, Seen]:
     """An engine whose depth changes, and what its drafter leaves in the rows' tables."""
-    llm._engine.scheduler._depth = Lulls(LULLS)
+    llm._engine.scheduler._depth = Lulls(lulls)
     runner, seen = llm._engine.runner, list[tuple[list[int], list[int]]]()
     launch = runner.launch
 

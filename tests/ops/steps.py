@@ -30,6 +30,8 @@ class Lane:
     slot: int = 0
     run: bool | None = None
     """None: a run if it is longer than a window."""
+    behind: bool = False
+    """A run that leaves a line on which it ends to whoever comes next, as windows do."""
 
     @property
     def is_run(self) -> bool:
@@ -39,8 +41,22 @@ class Lane:
         if not self.row:
             return self.base
         if self.is_run:
-            return (self.position + self.count) // grid * grid
+            return (self.position + self.count - self.behind) // grid * grid
         return self.base + (grid if self.position - self.base >= grid else 0)
+
+
+BEHIND = [
+    Lane(row=1, count=64, position=64, base=64, slot=1, run=True, behind=True),
+    Lane(row=2, count=1, position=2 * GRID, base=GRID, slot=2, run=True, behind=True),
+    Lane(row=0, count=0, run=True, behind=True),
+    Lane(row=3, count=0, position=2 * GRID + 3, base=GRID, slot=3, run=True),
+    Lane(row=4, count=3, position=2 * GRID - 3, base=GRID, slot=4, run=True, behind=True),
+    Lane(row=5, count=24, position=40, base=32, slot=5, run=True),
+    Lane(row=6, count=40, position=40 + GRID, base=32, slot=6, run=True, behind=True),
+    Lane(row=7, count=0, position=2 * GRID, base=GRID, slot=7, run=True, behind=True),
+]
+"""Catching up: a whole block that ends on a line, one token beyond a line, padding, nothing but a fold, three tokens
+up to a line, a run to the line of its grant, one that passes several, and nothing at all."""
 
 
 def make_step(

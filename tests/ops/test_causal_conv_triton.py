@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.places import ConvState
 from holdfast.ops.step import Export, StateStep
 
-from .steps import DEVICE, Lane, conv_pool, make_step, on_device, random_tree, seeded
+from .steps import BEHIND, DEVICE, Lane, conv_pool, make_step, on_device, random_tree, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.causal_conv import triton as twin
@@ -35,11 +37,11 @@ EXPORTS = (Export(9, 11, 64), Export(9, 12, 128), Export(5, 13, 16))
 FOLD_TO = [1, 10, 0, 3, 4, 5, 6, 0, 7, 8]
 
 
-def pools(channels: int, width: int, seed: int) -> tuple[ConvState, ConvState]:
+def pools(channels: int, width: int, seed: int, lanes: Sequence[Lane] = LANES) -> tuple[ConvState, ConvState]:
     """Filled with noise; the places that no lane may look at are NaN."""
     generator = seeded(seed)
     pool = conv_pool(8, 13, channels, width)
-    for lane in LANES:
+    for lane in lanes:
         if not lane.row:
             continue
         if lane.base:
@@ -73,6 +75,18 @@ def test_plain(width: int, biased: bool) -> None:
     got = twin.causal_conv(x.to(DEVICE), weight.to(DEVICE), moved, other, on_device(step))
     real = real_tokens(step)
     agree(got[real.to(DEVICE)], wanted[real])
+    agree(other.saved, pool.saved)
+    agree(other.ring, pool.ring)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_runs_that_catch_up_leave_what_the_reference_does(width: int) -> None:
+    channels, step = 37, make_step(BEHIND)
+    pool, other = pools(channels, width, width, BEHIND)
+    x = torch.randn(int(step.offsets[-1]), channels, generator=seeded(1))
+    weight = torch.randn(channels, width, generator=seeded(2))
+    wanted = reference.causal_conv(x, weight, None, pool, step)
+    agree(twin.causal_conv(x.to(DEVICE), weight.to(DEVICE), None, other, on_device(step)), wanted)
     agree(other.saved, pool.saved)
     agree(other.ring, pool.ring)
 

@@ -9,7 +9,7 @@ from holdfast.ops import journal
 from holdfast.ops.gated_delta.reference import GatedDelta
 from holdfast.ops.step import Export
 
-from .steps import GRID, Heads, Lane, delta_inputs, make_step
+from .steps import BEHIND, GRID, Heads, Lane, delta_inputs, make_step
 
 pytest.importorskip("triton")
 from holdfast.ops.gated_delta import triton_runs as twin
@@ -71,6 +71,10 @@ EXPORTS = (Export(4, 8, 64), Export(4, 9, 128), Export(0, 10, 64), Export(4, 11,
 
 def test_runs_equal_the_reference() -> None:
     compare(Heads(1, 2, 16, 6), RUNS, EXPORTS, decay="mixed")
+
+
+def test_runs_that_catch_up_leave_what_the_reference_does() -> None:
+    compare(Heads(1, 2, 16, 6), BEHIND, decay="mixed")
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.int8], ids=["half", "byte"])

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from holdfast.ops.kda.reference import KDA
 
-from .steps import GRID, Lane, seeded
+from .steps import BEHIND, GRID, Lane, seeded
 from .twins import (
     BLOCKS,
     DEVICE,
@@ -99,6 +99,10 @@ def test_runs_equal_the_reference() -> None:
 @pytest.mark.parametrize("decay", ["mixed", "weak"])
 def test_long_runs_equal_the_reference(decay: str) -> None:
     compare(SMALL, RUNS, seed=7, decay=decay, exports=EXPORTED)
+
+
+def test_runs_that_catch_up_leave_what_the_reference_does() -> None:
+    compare(SMALL, BEHIND, seed=7)
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:

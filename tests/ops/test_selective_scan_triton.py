@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.ops.selective_scan.reference import SelectiveScan
 
-from .steps import GRID, Lane, seeded
+from .steps import BEHIND, GRID, Lane, seeded
 from .twins import (
     BLOCKS,
     DEVICE,
@@ -88,6 +88,10 @@ def test_a_step_of_nothing_but_folds() -> None:
 
 def test_runs_equal_the_reference() -> None:
     compare(SMALL, RUNS, seed=7, exports=EXPORTED)
+
+
+def test_runs_that_catch_up_leave_what_the_reference_does() -> None:
+    compare(SMALL, BEHIND, seed=7)
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:

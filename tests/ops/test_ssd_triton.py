@@ -13,7 +13,7 @@ from holdfast.ops.places import TemporalState
 from holdfast.ops.ssd.reference import SSD
 from holdfast.ops.step import StateStep
 
-from .steps import GRID, Lane, seeded
+from .steps import BEHIND, GRID, Lane, seeded
 from .twins import (
     BLOCKS,
     DEVICE,
@@ -96,6 +96,10 @@ def test_a_step_of_nothing_but_folds() -> None:
 @pytest.mark.parametrize("decay", ["mixed", "weak"])
 def test_runs_equal_the_reference(decay: str) -> None:
     compare(SMALL, RUNS, seed=7, decay=decay, exports=EXPORTED)
+
+
+def test_runs_that_catch_up_leave_what_the_reference_does() -> None:
+    compare(SMALL, BEHIND, seed=7)
 
 
 def test_runs_round_where_the_chunk_form_does() -> None:

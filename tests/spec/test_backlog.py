@@ -26,6 +26,7 @@ from tests.spec.spied import Seen, spied
 
 from holdfast import LLM, SamplingParams
 from holdfast.request import RequestOutput
+from holdfast.spec.drafter import PATIENCE
 
 EXACT: dict[str, Any] = dict(max_num_seqs=4, max_model_len=144, page_size=8, fold_every=8, exact=True)
 PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1) for n in (40, 33, 36, 25, 30)]
@@ -69,12 +70,7 @@ def _head(method: str, directory: Path) -> dict[str, Any]:
 def test_drafts_after_a_lull_are_those_without(
     find: Find, tmp_path: Path, head: str, way: str, lull: tuple[int, ...]
 ) -> None:
-    model = write_mtp(find("gated-delta")[0], tmp_path / "model")
-    config = {
-        **HEADS[head](model, tmp_path / "head"),
-        "num_speculative_tokens": 3,
-        "adaptive": {"candidate_steps": [0, 1, 2, 3]},
-    }
+    model, config = _drafted_by(head, find, tmp_path)
     options = {**EXACT, **WAYS[way], "speculative_config": config}
     wanted, drafted, always = _served(LLM(model, **options), lull, patient=False)
     llm = LLM(model, **options)
@@ -86,6 +82,20 @@ def test_drafts_after_a_lull_are_those_without(
         assert sum(output.cached_tokens for output in found) > 50
     assert not always["catch_up"] and took["catch_up"]
     assert took["absorb"] < (0.7 if lull else 1.0) * always["absorb"]
+
+
+@pytest.mark.parametrize("head", slow_but(["mtp", "recurrent", "standalone"], HEADS))
+def test_few_rows_use_all_its_patience_however_many_there_could_be(
+    find: Find, tmp_path: Path, head: str
+) -> None:
+    """One stays, another joins in the middle of a lull and leaves in the middle of the next."""
+    model, config = _drafted_by(head, find, tmp_path)
+    sizes = dict(max_num_seqs=32, max_num_batched_tokens=160, max_model_len=384, page_size=128)
+    options = {**EXACT, **sizes, "speculative_config": config}
+    found = [_visited(LLM(model, **options), patience) for patience in (0, None, 21)]
+    (wanted, drafted, never), (answers, seen, whole), (shorter, also_seen, parts) = found
+    assert bits(answers) == bits(shorter) == bits(wanted) and seen == also_seen == drafted and len(seen) > 5
+    assert not never and max(whole) == PATIENCE and max(parts) == 21 and len(parts) > len(whole)
 
 
 PAUSES = tuple(depth for pause in range(9, 20) for depth in (3, *[0] * pause))
@@ -108,13 +118,42 @@ def test_lines_that_it_passes_while_behind_are_where_the_model_has_them(find: Fi
     assert found.drafts > 60 and found.accepted == found.drafts
 
 
+def _drafted_by(head: str, find: Find, made: Path) -> tuple[Path, dict[str, Any]]:
+    model = write_mtp(find("gated-delta")[0], made / "model")
+    asked = {"num_speculative_tokens": 3, "adaptive": {"candidate_steps": [0, 1, 2, 3]}}
+    return model, HEADS[head](model, made / "head") | asked
+
+
+def _visited(llm: LLM, patience: int | None) -> tuple[list[RequestOutput], Seen, list[int]]:
+    """Answers, drafts, and of how many tokens each catch-up was; patience: another than the drafter's own."""
+    backlog, caught_up = llm._engine.runner.backlog, list[int]()
+    if patience is not None:
+        backlog.patience = patience
+    clear = backlog.clear
+
+    def counted() -> None:
+        caught_up.append(backlog.tokens)
+        clear()
+
+    backlog.clear = counted  # type: ignore[method-assign]
+    _, seen = spied(llm)
+    llm._engine.scheduler._depth = Lulls((3, 1, 2, *[0] * 85))
+    stays, visits = (SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1) for n in (320, 75))
+    following = llm.stream(GIVEN[0], stays)
+    for _ in range(40):
+        next(following)
+    visitor = llm.generate([GIVEN[1]], visits)
+    *_, stayed = following
+    return [*visitor, stayed], seen, caught_up
+
+
 def _served(
     llm: LLM, lull: Sequence[int], *, patient: bool
 ) -> tuple[list[RequestOutput], Seen, Counter[str]]:
     """Answers, and then others that resume inside them."""
-    assert llm._engine.runner.backlog.most > 0
+    assert llm._engine.runner.backlog.patience > 0
     if not patient:
-        llm._engine.runner.backlog.most = 0
+        llm._engine.runner.backlog.patience = 0
     drafter, seen = spied(llm)
     took = Counter[str]()
     for verb in ("absorb", "remember", "catch_up"):

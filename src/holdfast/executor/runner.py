@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,7 +135,7 @@ class Runner:
 
     def _record(self, shape: Shape, graphs: Graphs | Rehearsal) -> None:
         lanes = self.inputs.padding(shape)
-        for absorbs in (True, False) if shape.window == 1 and self.backlog.most else (True,):
+        for absorbs in (True, False) if shape.window == 1 and self.backlog.room(shape.lanes) else (True,):
             key, work = ("pass", shape, absorbs), partial(self._pass, lanes, absorbs)
             graphs.record(key, work)
             passed = graphs.run(key, work)
@@ -145,10 +144,9 @@ class Runner:
         if self.speculation.drafter is not None and shape.window == 1:  # to draft, windows do not matter
             for depth, needs in product(sorted({*self.depths} - {0}, reverse=True), GUESSED):
                 graphs.record(("draft", shape.lanes, depth, needs), partial(self._draft, lanes, needs, depth))
-        if self.backlog.most and shape.window == 1:
+        if shape.window == 1 and (longest := self.backlog.room(shape.lanes)):
             rows, missed = self.backlog.on_device(shape.lanes, turn=0)
-            most = self._limits.max_window if self.backlog.trails else self.backlog.most
-            graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, most))
+            graphs.record(("catch up", shape.lanes), partial(self._catch_up, rows, missed, longest))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -191,7 +189,7 @@ class Runner:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
         adds to it."""
         backlog = self.backlog
-        if not backlog.most:
+        if not backlog.patience:
             return True
         grows = backlog.may_grow(plan, lanes)
         if backlog.tokens and not (grows and backlog.holds(plan, lanes)):
@@ -205,19 +203,18 @@ class Runner:
 
     def _clear_backlog(self, turn: int) -> None:
         backlog = self.backlog
-        size = next((s.lanes for s in self.inputs.shapes if s.lanes >= len(backlog.rows)), None)
-        rows, missed = backlog.on_device(size or len(backlog.rows), turn)
-        most, passes = backlog.most if size else backlog.tokens, 1
-        if backlog.trails:
-            most = self._limits.max_window
-            passes = 1 + math.ceil((backlog.tokens - 1) / most)
-        for _ in range(passes):
-            self.graphs.run(("catch up", size), lambda: self._catch_up(rows, missed, most))
+        rows, missed = backlog.on_device(backlog.lanes, turn)
+        for _ in range(backlog.passes):
+            self.graphs.run(
+                ("catch up", backlog.lanes), lambda: self._catch_up(rows, missed, backlog.longest)
+            )
         backlog.clear()
 
-    def _catch_up(self, rows: Tensor, missed: Tensor, most: int) -> None:
+    def _catch_up(self, rows: Tensor, missed: Tensor, longest: int) -> None:
         by = self.speculation
-        (by.catch_up_behind if self.backlog.trails else by.catch_up)(rows, missed, most, self.state, self.kv)
+        (by.catch_up_behind if self.backlog.trails else by.catch_up)(
+            rows, missed, longest, self.state, self.kv
+        )
 
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""

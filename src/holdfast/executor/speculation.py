@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..layers.batch import Batch
@@ -48,40 +47,25 @@ class Speculation:
             lanes.choices.drafts, chosen, self._tables.tokens, self._tables.drafts, step.position, step.counts
         )
 
-    def catch_up(self, rows: Tensor, counts: Tensor, most: int, state: StatePool, kv: KVPool) -> None:
-        """The drafter absorbs the last `counts` tokens of each row, `most` at most."""
-        assert self.drafter is not None
-        step = state.look_back(rows=rows, counts=counts, most=most)
-        places = step.places_of(len(rows) * most)
-        tokens, positions = self._tables.tokens[places], places[1]
-        self.drafter.catch_up(Batch(tokens=tokens, positions=positions, step=step, state=state, kv=kv))
+    def catch_up(self, rows: Tensor, counts: Tensor, longest: int, state: StatePool, kv: KVPool) -> None:
+        """The drafter absorbs the last `counts` tokens of each row, none more than `longest`."""
+        self._absorb(state.look_back(rows=rows, counts=counts, longest=longest), longest, state, kv)
 
     def catch_up_behind(
-        self, rows: Tensor, missed: Tensor, window: int, state: StatePool, kv: KVPool
+        self, rows: Tensor, missed: Tensor, longest: int, state: StatePool, kv: KVPool
     ) -> None:
-        """The drafter absorbs as many of the `missed` tokens of each row as a window has, from where it stands; they
-        become fewer. The last of them by itself: it then folds as the model did."""
+        """The drafter absorbs the `missed` tokens of each row from where it stands, up to the line of its grant if
+        that is before the last of them; they become fewer."""
+        step = state.begin_behind(rows=rows, missed=missed, longest=longest)
+        self._absorb(step, longest, state, kv)
+        state.commit(step=step, accepted=step.counts, cursors=state.trailing)
+        missed -= step.counts
+
+    def _absorb(self, step: StateStep, longest: int, state: StatePool, kv: KVPool) -> None:
         assert self.drafter is not None
-        lanes = len(rows)
-        counts = torch.where(missed > 1, (missed - 1).clamp(max=window), missed)
-        step = state.begin(
-            rows=rows,
-            counts=counts,
-            offsets=torch.arange(0, (lanes + 1) * window, window, device=rows.device),
-            num_windows=lanes,
-            longest_window=window,
-            window_tokens=lanes * window,
-            cursors=state.trailing,
-        )
-        lane = torch.arange(lanes, device=rows.device).repeat_interleave(window)
-        offset = torch.arange(window, device=rows.device).repeat(lanes)
-        row, positions, tokens = self._ops.absorbed(
-            self._tables.tokens, rows, counts, step.position, lane, offset
-        )
-        step = replace(step, token_places=(row, positions))
+        places = step.places_of(len(step.rows) * longest)
+        tokens, positions = self._tables.tokens[places], places[1]
         self.drafter.catch_up(Batch(tokens=tokens, positions=positions, step=step, state=state, kv=kv))
-        state.commit(step=step, accepted=counts, cursors=state.trailing)
-        missed -= counts
 
     def propose(
         self,

@@ -9,7 +9,7 @@ Checkpoints are addressed by slot, journals and rings by row. Layers read and wr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -159,25 +159,44 @@ class StatePool:
             token_places=(row, position),
         )
 
-    def look_back(self, *, rows: Tensor, counts: Tensor, most: int) -> StateStep:
-        """Once more at the last `counts` tokens of each row, `most` at most. No cursor moves, and nothing that is
-        recurrent may absorb them again."""
-        stood = self.ops.begin(self.cursors, rows, counts, num_windows=len(rows), grid=NEVER)
-        position, place = stood.position - counts, torch.arange(most, device=rows.device)
+    def look_back(self, *, rows: Tensor, counts: Tensor, longest: int) -> StateStep:
+        """Once more at the last `counts` tokens of each row. No cursor moves, and nothing that is recurrent may
+        absorb them again."""
+        lanes = len(rows)
+        stood = self.ops.begin(self.cursors, rows, counts, num_windows=lanes, grid=NEVER)
+        stood = replace(stood, position=stood.position - counts)
+        return self._laid_out(rows, counts, stood, longest, windows=lanes)
+
+    def begin_behind(self, *, rows: Tensor, missed: Tensor, longest: int) -> StateStep:
+        """A run of each row by the cursors that trail: up to the line of its grant, if that is before the end of the
+        `missed` tokens; else all of them, and then it stands as after so many windows of one token, which leave a
+        line that they end on to the next."""
+        at = self.trailing
+        ahead = at.grant_line[rows] - at.base[rows] - at.length[rows]
+        granted = (at.grant_slot[rows] > 0) & (ahead < missed)
+        counts = torch.where(granted, ahead.clamp(min=0), missed)
+        stood = self.ops.begin(at, rows, counts - (~granted).long(), num_windows=0, grid=self.grid)
+        return self._laid_out(rows, counts, stood, longest, windows=0)
+
+    def _laid_out(
+        self, rows: Tensor, counts: Tensor, stood: Standing, longest: int, *, windows: int
+    ) -> StateStep:
+        """Lanes that lie `longest` tokens apart, whatever they hold: all of them windows, or none."""
+        lanes, place = len(rows), torch.arange(longest, device=rows.device)
         exists = place < counts[:, None]
-        where = (rows[:, None] * exists, (position[:, None] + place) * exists)
+        where = (rows[:, None] * exists, (stood.position[:, None] + place) * exists)
         return StateStep(
             rows=rows,
             counts=counts,
-            offsets=torch.arange(0, (len(rows) + 1) * most, most, device=rows.device),
-            position=position,
+            offsets=torch.arange(0, (lanes + 1) * longest, longest, device=rows.device),
+            position=stood.position,
             base=stood.base,
             read_slot=stood.read_slot,
-            end_base=stood.base,
+            end_base=stood.end_base,
             write_slot=stood.write_slot,
-            num_windows=len(rows),
-            longest_window=most,
-            window_tokens=len(rows) * most,
+            num_windows=windows,
+            longest_window=longest if windows else 0,
+            window_tokens=windows * longest,
             grid=self.grid,
             token_places=(where[0].flatten(), where[1].flatten()),
         )

@@ -274,7 +274,8 @@ def _advance_lane(
             if certain:
                 _keep(rule, pool, one, walk)
         first = int(one.offsets[0]) + done
-        blocks = (count - done) // CHUNK if certain and not exact and walk.position % CHUNK == 0 else 0
+        jumps = certain and not exact and walk.position % CHUNK == 0
+        blocks = max(0, end_base - walk.position) // CHUNK if jumps else 0
         if blocks:
             taken = blocks * CHUNK
             result, states = walk.jump({name: x[first : first + taken] for name, x in inputs.items()})

@@ -61,8 +61,8 @@ class StateStep:
     """Lanes are windows first, then runs. Lane b has tokens offsets[b] .. offsets[b + 1] of the flat batch.
 
     A *window* is at most max_window tokens, perhaps uncertain: it folds at its start if the journal holds a
-    whole line, and never later. A *run* is longer than any window, so its tokens are certain: it folds every
-    line it passes and leaves the checkpoint at the last one.
+    whole line, and never later. A *run* may be longer, and its tokens are certain: it folds every line that it
+    passes and leaves the checkpoint at the last one.
 
     rows        [B]   0 is padding: such a lane reads and writes nothing
     counts      [B]   tokens of the lane
@@ -176,8 +176,8 @@ class StateStep:
 
     @property
     def export_table(self) -> Tensor:
-        """[exports, 3]: lane, slot, line; one row of padding if there are none."""
-        rows = [[e.lane, e.slot, e.line] for e in self.exports] or [[0, 0, 0]]
+        """[exports, 3]: lane, slot, line. There must be some."""
+        rows = [[e.lane, e.slot, e.line] for e in self.exports]
         return self.once("export table", lambda: to_device(rows, self.rows.device))
 
     @property

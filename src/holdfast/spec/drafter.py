@@ -114,7 +114,7 @@ class Drafter(nn.Module):
     patience = 0
     """Tokens of a row that it need not absorb at once, if it may remember them: none."""
     trails = False
-    """What it catches up with moves cursors: it does so window by window, from where it stood."""
+    """What it catches up with moves cursors: it does so by runs, from where it stood."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ def runs(
         qk, out, pool.saved, scales_of(pool), pool.journal["k"], pool.journal["u"], pool.journal["log_g"], log_g,
         w, u, scores, segments.first, segments.count, step.num_windows,
         *cursors, step.base, step.end_base, step.read_slot, step.write_slot,
-        step.export_table, len(step.exports), scale,
+        step.export_table if step.exports else step.rows, len(step.exports), scale,
         **shape, V=value_dim, BV=values, J=step.grid, **journal, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     kernels.tail[(heads, count)](

@@ -129,7 +129,7 @@ def tree_of(step: StateStep) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class Exports:
-    """Of each run, those from first[i] to first[i + 1], by line; then one whose line is never reached."""
+    """Of each run, those from first[i] to first[i + 1], by line; behind all, one whose line is never reached."""
 
     first: Tensor
     line: Tensor
@@ -141,8 +141,11 @@ class Exports:
 
 
 def _exports(step: StateStep) -> Exports:
-    wanted = sorted((export.lane, export.line, export.slot) for export in step.exports)
     runs = range(step.num_windows, len(step.rows) + 1)
+    if not step.exports:  # nothing comes from the host: it may be recorded
+        none = step.rows.new_zeros(len(runs))
+        return Exports(none, none, none)
+    wanted = sorted((export.lane, export.line, export.slot) for export in step.exports)
     first = [sum(lane < run for lane, _, _ in wanted) for run in runs]
     never = 1 << 62
     columns = (first, [line for _, line, _ in wanted] + [never], [slot for _, _, slot in wanted] + [0])
