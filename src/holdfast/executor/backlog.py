@@ -20,7 +20,7 @@ from ..config import Limits
 from ..ids import Row, Slot
 from ..memory.state_pool import NEVER
 from ..ops.transfer import Buffer
-from ..plan import Grant, StepPlan
+from ..plan import Grant, RowWork, StepPlan
 from ..spec.drafter import Drafter
 from .inputs import Lanes
 
@@ -37,6 +37,7 @@ class Backlog:
         self.patience = 0 if drafter is None else drafter.patience
         self.trails = drafter is not None and drafter.trails
         self.rows: list[Row] = []
+        self._work: tuple[RowWork, ...] = ()  # of the last step that it grew by
         self.tokens = self.lanes = self.longest = 0
         self._told, self._most_tokens = told, limits.max_num_batched_tokens
         self._most_held = limits.fold_every - 1 + limits.max_window
@@ -58,7 +59,8 @@ class Backlog:
     def holds(self, plan: StepPlan, lanes: Lanes) -> bool:
         """It is of these rows, there is room for a token of each, and what is granted does not meet what it is
         behind with."""
-        if self.tokens >= self.room(self.lanes) or self.rows != [work.row for work in lanes.work]:
+        same = lanes.work is self._work or self.rows == [work.row for work in lanes.work]
+        if not same or self.tokens >= self.room(self.lanes):
             return False
         if not (self.trails and plan.grants):
             return True
@@ -78,7 +80,7 @@ class Backlog:
             if self.trails:
                 for row, most, uncertain in zip(self.rows, lanes.positions, lanes.uncertain, strict=True):
                     self._passed(row, most - uncertain - self._most_held)
-        self.tokens += 1
+        self.tokens, self._work = self.tokens + 1, lanes.work
         self.longest = self.room(self.lanes) if lanes.uniform else self.tokens
 
     def _passed(self, row: Row, line: int) -> None:
@@ -101,7 +103,7 @@ class Backlog:
             self._holders.add(grant.row)
 
     def clear(self) -> None:
-        self.rows, self.tokens = [], 0
+        self.rows, self._work, self.tokens = [], (), 0
 
     @property
     def passes(self) -> int:

@@ -17,7 +17,7 @@ from .survival import Survival
 
 MARGIN = 1.01
 """Another depth must promise so many times as much."""
-LOOKING, MEASURING = 0.012, 0.003
+LOOKING, MEASURING = 0.011, 0.003
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
 LOOK, MEASURE = 1, 4
@@ -32,7 +32,7 @@ SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
 REST, REST_AT_MOST = 7, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: at least, at most."""
-REST_SECONDS = 0.004
+REST_SECONDS = 0.003
 """Which is longer, if they are short: the host must not take longer to decide than the device to compute."""
 MANY = 8
 """Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
@@ -130,6 +130,7 @@ class CostDepth(Depth):
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
+        self._learned = False  # from the others, in the step before
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises
         self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
@@ -153,8 +154,13 @@ class CostDepth(Depth):
         self._held = self._holds > 0 and self._load.rows == self._decided_rows
         if self._held:
             self._holds -= 1
+            if not self._holds:  # in a step of its own: the device would have to wait for one that takes long
+                self._learn_windows()
+                self._learned = True
             return max(self._shares.values(), default=self.depth)
-        self._learn_windows()
+        if not self._learned:
+            self._learn_windows()
+        self._learned = False
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
         before, self._decided_rows = self.depth, self._load.rows
@@ -348,6 +354,7 @@ class CostDepth(Depth):
         launched = self._flight.pop(result.step)
         if launched.passed:
             self._earned += result.seconds
+            self._costs.heard(result.host_seconds)
             if launched.load.rows >= MANY:
                 return
         elif launched.verified is not None:
@@ -369,7 +376,7 @@ class CostDepth(Depth):
         else:
             self._windows += windows
         if not self.depth and self.reason == "best":
-            self._holds = 0  # what a look found is not left lying
+            self._holds, self._learned = 0, False  # what a look found is not left lying
         if self._ragged:
             for work, accepted in verified:
                 self._learn_own(work.row, work.generation, work.window.drafts, accepted)

@@ -100,6 +100,7 @@ class StepCosts:
         self._shared = shared
         self._pace = 1.0  # how long steps of any kind take now, compared with the first
         self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
+        self._now = Cell()  # of the last kind
         self._last: tuple[int, int] | None = None
         self._stay = 0  # steps of the last kind in a row
         self._bands: dict[int, dict[int, Cell]] = {}
@@ -115,12 +116,18 @@ class StepCosts:
         cell = cells.get(depth) or cells.setdefault(depth, Cell())
         self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
         self._steps, cell.steps = self._steps + 1, cell.steps + 1
+        self._now = cell
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
-            self._host.append(min(host / cell.host, HICCUP))
+            self.heard(host)
         if seconds > WAITED * host or seconds < cell.seconds:
             self._learn_device(cell, context, seconds)
         cell.pace, cell.last = self._pace, self._steps
+
+    def heard(self, host: float) -> None:
+        """Of one more step of the last kind, what the host took for it."""
+        if host:
+            self._host.append(min(host / self._now.host, HICCUP))
 
     def _learn_device(self, cell: Cell, context: int, seconds: float) -> None:
         cell.seen += 1
