@@ -111,7 +111,7 @@ def main() -> None:
 def _engine(args: argparse.Namespace, drafter: dict[str, Any] | None = None) -> LLM:
     adaptive = {"candidate_steps": [0, *DEPTHS]}
     drafts = drafter and {**drafter, "num_speculative_tokens": 3, "adaptive": adaptive}
-    return LLM(
+    llm = LLM(
         SMALL,
         device=args.device,
         dtype=args.dtype,
@@ -121,6 +121,9 @@ def _engine(args: argparse.Namespace, drafter: dict[str, Any] | None = None) -> 
         memory=args.memory,
         speculative_config=drafts,
     )
+    gc.collect()
+    gc.freeze()  # as the server does
+    return llm
 
 
 def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[int]]:
