@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,11 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from holdfast.config import journal_capacity
 from holdfast.ops.attention.heads import Heads as Scores
 from holdfast.ops.backend import Ops, choose
-from holdfast.ops.places import KVState
+from holdfast.ops.places import KVState, TemporalState
+from holdfast.ops.step import StateStep
 
-from .steps import Heads, Lane, conv_pool, delta_inputs, delta_pool, make_step, same_bits, seeded
+from .steps import (
+    GRID,
+    WINDOW,
+    Heads,
+    Lane,
+    conv_pool,
+    delta_inputs,
+    delta_pool,
+    make_step,
+    same_bits,
+    seeded,
+)
 
 EXACT = choose("reference", exact=True)
 Op = Callable[[Tensor], Tensor]
@@ -37,6 +50,7 @@ def rowwise(ops: Ops, width: int) -> dict[str, Op]:
         "linear": lambda x: ops.linear(x, weight(7, width)),
         "wide linear": lambda x: ops.linear(x, weight(300, width), weight(300)),
         "linear per head": lambda x: ops.linear_per_head(heads(x), weight(2, 9, half)),
+        "linear per head, turned": lambda x: ops.linear_per_head(heads(x), weight(2, half, 9).mT),
         "rms_norm": lambda x: ops.rms_norm(x, per_token, 1e-6),
         "rms_norm of heads": lambda x: ops.rms_norm(heads(x), weight(half), 1e-6, zero_centred=True),
         "gated_rms_norm": lambda x: ops.gated_rms_norm(heads(x), heads(x).flip(-1), weight(half), 1e-6),
@@ -58,7 +72,9 @@ def assert_rows_independent(op: Op, token: Tensor, count: int, place: int) -> No
     """`token` alone, and as number `place` among `count` others."""
     company = 3 * torch.randn(count, *token.shape, generator=seeded(count))
     company[place] = token
-    assert same_bits(op(company)[place], op(token[None])[0])
+    alone = op(token[None])[0]
+    assert same_bits(op(company)[place], alone)
+    assert same_bits(op(shifted(company))[place], alone)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,3 +150,116 @@ def test_a_lane_gets_the_same_bits_in_any_company(data: st.DataObject) -> None:
     shorter = Lane(1, data.draw(st.integers(1, mine.count)), slot=1)
     for whole, part in zip(alone, serve([shorter], tokens, heads)[1], strict=True):
         assert same_bits(whole[: shorter.count], part)
+
+
+# --- wherever it lies in memory ---
+
+HEADS, TOKENS = 2, 40
+CUTS = ([TOKENS], [1] * TOKENS, [4, 1, 3, 2] * 4, [17, 3, 20], [39, 1])
+ENTRIES = {
+    "gated_delta": ("k", "u", "log_g"),
+    "kda": ("k", "u", "log_g"),
+    "ssd": ("x", "b", "dt", "log_decay"),
+    "selective_scan": ("x", "b", "dt"),
+}
+orders = pytest.mark.parametrize("backend", ["reference", "reference_kv"])
+sizes = pytest.mark.parametrize(("key", "value"), [(13, 33), (32, 16), (16, 64)])
+
+
+def shifted(x: Tensor) -> Tensor:
+    """The same numbers, beginning four bytes after where torch would have begun."""
+    return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+
+
+def token_shapes(mixer: str, key: int, value: int) -> dict[str, tuple[int, ...]]:
+    one, k, v = (HEADS,), (HEADS, key), (HEADS, value)
+    return {
+        "gated_delta": {"q": k, "k": k, "v": v, "log_g": one, "beta": one},
+        "kda": {"q": k, "k": k, "v": v, "log_g": k, "beta": one},
+        "ssd": {"x": v, "b": k, "c": k, "dt": one, "log_decay": one},
+        "selective_scan": {"x": (value,), "b": (key,), "c": (key,), "dt": (value,)},
+    }[mixer]
+
+
+def tokens_of(mixer: str, key: int, value: int) -> dict[str, Tensor]:
+    def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
+        noise = torch.randn(TOKENS, *shape, generator=seeded(len(name)))
+        if name.startswith("log"):
+            return -noise.abs() / 4
+        return noise.sigmoid() if name in ("beta", "dt") else noise * shape[-1] ** -0.5
+
+    return {name: drawn(name, shape) for name, shape in token_shapes(mixer, key, value).items()}
+
+
+def empty_pool(mixer: str, ops: Ops, key: int, value: int, rows: int) -> TemporalState:
+    shapes = token_shapes(mixer, key, value)
+    shapes["u"] = (HEADS, value)
+    along = {"head": HEADS, "key": key, "state": key, "value": value, "channel": value}
+    state = [along[axis] for axis in ops.temporal_orders[mixer]]
+    ring = (rows + 1, journal_capacity(GRID, WINDOW))
+    return TemporalState(
+        saved=torch.full((rows + 1, *state), torch.nan),
+        journal={name: torch.full((*ring, *shapes[name]), torch.nan) for name in ENTRIES[mixer]},
+    )
+
+
+def in_pieces(
+    op: Callable[[dict[str, Tensor], StateStep], Tensor],
+    tokens: dict[str, Tensor],
+    cuts: Sequence[int],
+    row: int,
+) -> Tensor:
+    """What `op` says of a row's tokens, which begin in memory where they like."""
+    outputs, position, base = [], 0, 0
+    for count in cuts:
+        lane = Lane(row, count, position, base, slot=row)
+        piece = {name: x[position : position + count] for name, x in tokens.items()}
+        outputs.append(op(piece, make_step([lane])))
+        position, base = position + count, lane.end_base(GRID)
+    return torch.cat(outputs)
+
+
+@sizes
+@orders
+@pytest.mark.parametrize("mixer", ENTRIES)
+def test_a_recurrence_gives_the_same_bits_wherever_things_lie(
+    mixer: str, backend: str, key: int, value: int
+) -> None:
+    """Tokens, journal and state, in either order of axes; from the pool, or from a moment ago."""
+    tokens, fixed = tokens_of(mixer, key, value), {}
+    if mixer == "selective_scan":
+        fixed["a"] = -weight(value, key).exp()
+
+    def absorb(ops: Ops, tokens: dict[str, Tensor], cuts: Sequence[int], row: int) -> Tensor:
+        pool = empty_pool(mixer, ops, key, value, row)
+        op = getattr(ops, mixer)
+        return in_pieces(lambda piece, step: op(**piece, **fixed, pool=pool, step=step), tokens, cuts, row)
+
+    wanted = absorb(EXACT, tokens, [TOKENS], row=1)
+    elsewhere = {name: shifted(x) for name, x in tokens.items()}
+    for row, cuts in enumerate(CUTS, 1):
+        found = absorb(choose(backend, exact=True), elsewhere, cuts, row)
+        assert same_bits(found, wanted), f"{mixer} in pieces of {cuts}"
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("dim", [13, 16, 33])
+def test_attention_gives_the_same_bits_wherever_things_lie(heads: int, dim: int) -> None:
+    """Queries, keys and values; pages that follow one another are read where they are."""
+    shapes = {"q": 4 * heads, "k": heads, "v": heads}
+    tokens = {name: torch.randn(TOKENS, n, dim, generator=seeded(n)) for name, n in shapes.items()}
+
+    def attend(tokens: dict[str, Tensor], cuts: Sequence[int], row: int, page: int) -> Tensor:
+        pages = -(-TOKENS // page)
+        empty = torch.full(((row + 1) * pages, page, heads, dim), torch.nan)
+        pool, table = KVState(empty, empty.clone()), torch.arange(len(empty)).view(row + 1, pages).int()
+
+        def op(piece: dict[str, Tensor], step: StateStep) -> Tensor:
+            return EXACT.attention(*piece.values(), Scores(0.5), pool, table, step)
+
+        return in_pieces(op, tokens, cuts, row)
+
+    wanted = attend(tokens, [TOKENS], row=1, page=TOKENS)
+    elsewhere = {name: shifted(x) for name, x in tokens.items()}
+    for row, cuts in enumerate(CUTS, 1):
+        assert same_bits(attend(elsewhere, cuts, row, page=5), wanted), f"in pieces of {cuts}"

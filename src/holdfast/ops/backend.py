@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ..config import BACKEND_GROUP, BACKENDS, ConfigError, backends
 from . import journal
 from .acceptance import reference as acceptance
+from .alike import rows_alike
 from .attention import reference as attention
 from .attention.heads import Heads, Turn
 from .causal_conv import reference as causal_conv
@@ -353,10 +354,12 @@ class ExactOps(Ops):
         return weight
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _in_blocks(lambda block: F.linear(block, weight, bias), x)
+        weight = rows_alike(weight)
+        return _in_blocks(lambda block: F.linear(block, weight, bias), rows_alike(x))
 
     def linear_per_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _in_blocks(lambda block: super(ExactOps, self).linear_per_head(block, weight), x)
+        weight = rows_alike(weight)
+        return _in_blocks(lambda block: super(ExactOps, self).linear_per_head(block, weight), rows_alike(x))
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, *, zero_centred: bool = False, out: Tensor | None = None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import CHUNK
+from .alike import alike
 from .places import Cells, Checkpoints, Scattered, States, TemporalState
 from .rounding import rounded
 from .step import StateStep, Windows
@@ -187,6 +188,30 @@ def _like(mask: Tensor, x: Tensor) -> Tensor:
 # --- one lane, from line to line ---------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Alike:
+    """A recurrence to which all that it is given lies alike: from the pool, in either order of axes, or at hand."""
+
+    rule: Recurrence
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.rule.axes
+
+    def attend(self, state: States, held: Entries, inputs: Inputs, sees: Tensor) -> tuple[Tensor, Entries]:
+        return self.rule.attend(alike(gathered(state)), _all_alike(held), _all_alike(inputs), sees)
+
+    def fold(self, state: Tensor, entries: Entries) -> Tensor:
+        return self.rule.fold(alike(state), _all_alike(entries))
+
+    def chunk(self, state: Tensor, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.rule.chunk(alike(state), _all_alike(inputs), dtype)
+
+
+def _all_alike(tensors: Inputs) -> Entries:
+    return {name: alike(x) for name, x in tensors.items()}
+
+
 @dataclass
 class _Walk:
     """A lane on its way: the checkpoint it reads, and the entries since."""
@@ -243,7 +268,7 @@ def _advance_lane(
     base, position, count = int(one.base), int(one.position), int(one.counts)
     end_base, certain = int(one.end_base), one.num_windows == 0
     walk = _Walk(
-        rule=rule,
+        rule=_Alike(rule) if exact else rule,
         dtype=pool.saved.dtype,
         grid=step.grid,
         state=gathered(load(rule, pool, one.read_from)),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..alike import alike
 from ..places import Context, KVState, PagePlaces
 from ..step import StateStep
 
@@ -101,6 +102,6 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, own: Tensor | None, s
 
 
 def _attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """query [KH, G, D]; keys, values [KH, n, D]. The copies stand alike in memory, wherever the pages do."""
-    scores = (query @ keys.contiguous().mT) * scale
-    return scores.softmax(-1) @ values.contiguous()
+    """query [KH, G, D]; keys, values [KH, n, D]"""
+    scores = (alike(query) @ alike(keys).mT) * scale
+    return scores.softmax(-1) @ alike(values)
