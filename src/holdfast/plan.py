@@ -145,5 +145,7 @@ class StepResult:
     seconds: float = 0.0
     """What it added to the time of the steps before."""
     host_seconds: float = 0.0
-    """So many the host needed, beside the device: if nearly all, the device had to wait. 0: they take turns."""
+    """What the host took for it, beside the device. 0: they take turns."""
+    starved: bool = False
+    """The device may have waited for the host."""
     findings: tuple[Finding, ...] = ()

@@ -39,6 +39,10 @@ class Fetch:
             self._done = torch.cuda.Event()
             self._done.record()
 
+    @property
+    def there(self) -> bool:
+        return self._done is not None and self._done.query()
+
     def wait(self) -> tuple[Tensor, ...]:
         if self._done is not None:
             self._done.synchronize()
@@ -78,10 +82,14 @@ class Laps:
     def __init__(self) -> None:
         self._before: Mark | None = None
         self._waited = time.perf_counter()
+        self._idle = False
 
-    def waited(self) -> None:
-        """The host has, for a step, and goes on."""
+    def waited(self, *, idle: bool) -> bool:
+        """The host has, for a step, and goes on. idle: it had no need to, for the device was done with that, and may
+        wait for the next one. Was it so the last time? Then for this one."""
+        before, self._idle = self._idle, idle
         self._waited = time.perf_counter()
+        return before
 
     def launched(self) -> float:
         """Seconds since then: what the host takes for each step, beside the device."""
@@ -124,8 +132,9 @@ class InFlight:
 
     def result(self) -> StepResult:
         """Waits for the step."""
+        idle = self.report.there
         position, base, used, missed, accepted, proposed, tokens = self._told()
-        self.laps.waited()
+        starved = self.laps.waited(idle=idle)
         kept, made = self._kept(accepted, proposed, tokens)
         work = self.lanes.work
         return StepResult(
@@ -142,6 +151,7 @@ class InFlight:
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self._seconds(),
             host_seconds=self.host_seconds,
+            starved=starved,
             findings=self.inspection.findings() if self.inspection else (),
         )
 

@@ -130,7 +130,8 @@ class CostDepth(Depth):
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
-        self._learned = False  # from the others, in the step before
+        self._passed: list[StepResult] = []  # nor from these
+        self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises
         self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
@@ -251,14 +252,14 @@ class CostDepth(Depth):
         }
 
     def _due(self, rates: dict[int, float]) -> int | None:
-        """Another depth, if it may be tried now. Of those that are not known only the first, and if there is no
+        """Another depth, if it may be tried now. Of those that were never seen only the first, and if there is no
         other."""
         if any(step.trial is not None for step in self._flight.values()):
             return None  # what the last one costs is not known yet
         due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
-        known = [depth for depth in others if beliefs[depth].known]
-        for depth in known or others[:1]:
+        seen = [depth for depth in others if beliefs[depth].known or beliefs[depth].foreseen]
+        for depth in seen or others[:1]:
             loses = self._length(depth) * beliefs[depth].seconds * (1 - rates[depth] / self._speed)
             needs = loses if beliefs[depth].sure else UNSURE * loses
             if accounts[depth] >= needs:
@@ -353,23 +354,19 @@ class CostDepth(Depth):
     def collected(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
         if launched.passed:
-            self._earned += result.seconds
-            self._costs.heard(result.host_seconds)
-            if launched.load.rows >= MANY:
-                return
-        elif launched.verified is not None:
+            self._passed.append(result)
+            return
+        if launched.verified is not None:
             self._settle_accounts(launched, result)
-        if launched.steady and not launched.passed:
+        if launched.steady:
             assert launched.verified is not None
-            load, took = launched.load, (result.seconds, result.host_seconds)
-            self._costs.learn(load.rows, launched.verified, load.context, *took)
+            kind = launched.load.rows, launched.verified, launched.load.context
+            self._costs.learn(*kind, result.seconds, result.host_seconds, starved=result.starved)
         if launched.verified == 0:
             return
-        rows = zip(result.work, result.tokens, strict=True)
-        verified = [(work, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
-        if not verified:
+        windows = _windows(result)
+        if not windows:
             return
-        windows = [(work.window.drafts, accepted) for work, accepted in verified]
         if launched.verified is None:
             self._learn_windows()
             self._survival.learn(windows, alike=False)
@@ -378,8 +375,9 @@ class CostDepth(Depth):
         if not self.depth and self.reason == "best":
             self._holds, self._learned = 0, False  # what a look found is not left lying
         if self._ragged:
-            for work, accepted in verified:
-                self._learn_own(work.row, work.generation, work.window.drafts, accepted)
+            for work, tokens in zip(result.work, result.tokens, strict=True):
+                if work.window.drafts:
+                    self._learn_own(work.row, work.generation, work.window.drafts, len(tokens) - 1)
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
@@ -394,6 +392,12 @@ class CostDepth(Depth):
             self._accounts_of(load.rows)[launched.trial] -= took - brings / self._speed
 
     def _learn_windows(self) -> None:
+        for result in self._passed:
+            self._earned += result.seconds
+            self._costs.heard(result.host_seconds)
+            if len(result.work) < MANY:
+                self._windows += _windows(result)
+        self._passed.clear()
         windows, self._windows = self._windows, []
         if windows:
             self._survival.learn(windows)
@@ -405,6 +409,12 @@ class CostDepth(Depth):
         reached = min(drafts, accepted + 1)
         keep = 1 - min(1.0, reached / OWN_MEMORY)
         own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
+
+
+def _windows(result: StepResult) -> list[tuple[int, int]]:
+    """Drafts of each row that had some, and how many were accepted."""
+    rows = zip(result.work, result.tokens, strict=True)
+    return [(work.window.drafts, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
 
 
 def _told(rate: float, known: bool) -> str:

@@ -41,8 +41,6 @@ CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything,"""
 DEVIATIONS = 3.0
 """and by so many standard deviations more than nothing."""
-WAITED = 1.05
-"""A step that took no longer than so many times what the host needed for it: the device had to wait."""
 HOST_STEPS = 32
 """By which the host's pace is known."""
 CREEP = 1 / 256
@@ -110,7 +108,17 @@ class StepCosts:
         self._together = self._spread = 0.0  # of times with contexts, of contexts, as steps of a kind differ
         self._noise = 0.0  # variance of times, as they differ
 
-    def learn(self, rows: int, depth: int, context: int, seconds: float, host: float = 0.0) -> None:
+    def learn(
+        self,
+        rows: int,
+        depth: int,
+        context: int,
+        seconds: float,
+        host: float = 0.0,
+        *,
+        starved: bool = False,
+    ) -> None:
+        """starved  the device may have waited for the host, so it takes so long at most"""
         kind = here, _ = (band(rows), depth)
         cells = self._bands.setdefault(here, {})
         cell = cells.get(depth) or cells.setdefault(depth, Cell())
@@ -120,7 +128,7 @@ class StepCosts:
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
             self.heard(host)
-        if seconds > WAITED * host or seconds < cell.seconds:
+        if not starved or seconds < cell.seconds:
             self._learn_device(cell, context, seconds)
         cell.pace, cell.last = self._pace, self._steps
 
