@@ -40,6 +40,12 @@ def test_when_nobody_ran_time_begins_anew() -> None:
     assert lap(Laps(), 100.0, 101.0) == 1.0
 
 
+def test_if_the_device_was_done_before_the_host_asked_it_may_wait_in_the_next_step() -> None:
+    laps = Laps()
+    starved = [laps.waited(idle=idle) for idle in (False, True, True, False)]
+    assert starved == [False, False, True, True] and laps.launched() >= 0.0
+
+
 def test_marks_of_a_device_without_a_clock() -> None:
     first, second = Mark(torch.device("cpu")), Mark(torch.device("cpu"))
     assert 0.0 <= second.since(first) < 1.0

@@ -252,6 +252,51 @@ def test_on_a_shared_machine_all_kinds_take_longer_together() -> None:
     assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.05)
 
 
+def test_a_step_takes_as_long_as_the_slower_of_device_and_host() -> None:
+    """What a depth took while the host was slow says nothing of the device; and how slow it is, the steps of another
+    tell."""
+    costs = StepCosts()
+
+    def steps(depth: int, device: float, host: float, count: int = 20) -> None:
+        for _ in range(count):
+            costs.learn(8, depth, 0, max(device, host), host, starved=host > device)
+
+    steps(3, 600e-6, 400e-6)
+    steps(0, 200e-6, 300e-6)
+    assert costs.seconds(8, 0, 0) == pytest.approx(300e-6) and costs.seconds(8, 3, 0) == pytest.approx(600e-6)
+    steps(3, 600e-6, 800e-6)
+    assert costs.seconds(8, 0, 0) == pytest.approx(600e-6, rel=0.1), "at twice the pace"
+    assert costs.seconds(8, 3, 0) == pytest.approx(800e-6, rel=0.1)
+    steps(3, 600e-6, 400e-6)
+    assert costs.seconds(8, 0, 0) == pytest.approx(300e-6, rel=0.1), "though it was not seen again"
+    assert costs.seconds(8, 3, 0) == pytest.approx(600e-6, rel=0.01)
+
+
+def test_a_depth_that_was_only_tried_while_the_host_was_slow_is_not_put_down_for_it() -> None:
+    """With fewer drafts the host does not take longer than with more: that is all that is known of it."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.learn(8, 7, 0, 900e-6, 400e-6)
+    for _ in range(4):
+        costs.learn(8, 3, 0, 1300e-6, 1300e-6, starved=True)
+    for _ in range(20):
+        costs.learn(8, 7, 0, 900e-6, 400e-6)
+    assert belief(costs, 8, 3).known and costs.seconds(8, 3, 0) < 500e-6
+
+
+def test_a_rest_ends_when_windows_bring_what_nobody_expected() -> None:
+    """Longer and longer while all is as expected, and at once when it is not."""
+    loop = Loop(CostDepth(AdaptiveConfig(), 3, ragged=False), rows=16)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.seconds = lambda tokens: 1e-3 + 1e-6 * tokens  # type: ignore[method-assign]
+    loop.run(300)
+    while loop.depth._holds < 14:
+        loop.run(1)
+    loop.right = dict.fromkeys(loop.right, 0)
+    loop.run(6)
+    assert loop.depth._rests < 15
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_times_that_differ_much_are_no_news(seed: int) -> None:
     """Nor is the context to blame, which grows meanwhile. A quarter of them take less than is believed."""

@@ -30,10 +30,11 @@ ASKED = 8
 """Rows that are looked at, where a step costs by its tokens."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_AT_MOST = 7, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does: at least, at most."""
-REST_SECONDS = 0.003
-"""Which is longer, if they are short: the host must not take longer to decide than the device to compute."""
+REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 7, 15, 31
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: the first time; and
+after several. The host must not take longer to decide than the device to compute."""
+UNEXPECTED = 3.0
+"""Standard deviations, at most, by which the tokens of steps must differ from those expected to end that early."""
 MANY = 8
 """Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
 nothing is learned from the others."""
@@ -136,6 +137,8 @@ class CostDepth(Depth):
         self._speed = 0.0  # and tokens a second that it promises
         self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
         self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it
+        self._rests = 0  # steps of the last rest
+        self._unexpected, self._steps_rested = 0.0, 0  # tokens that its steps brought more than expected
         self._holds = 0  # further steps for which the decision holds,
         self._decided_rows = 0  # with so many rows
         self._held = False
@@ -173,7 +176,9 @@ class CostDepth(Depth):
             self.depth, self.reason, self._tried = trial, "probe", trial
             self._holds = self._length(trial) - 1
         elif self.depth == before:
-            self._holds = self._rest() if self.depth else min(REST_AT_MOST, self._until_look(rates))
+            self._holds = self._rest() if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
+        else:
+            self._rests = 0
         if deal:
             looks = self.reason == "probe" and self._length(self.depth) == LOOK
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
@@ -282,12 +287,14 @@ class CostDepth(Depth):
         return min((depth for depth in worth if worth[depth] >= max(worth.values()) / 2), default=0)
 
     def _rest(self) -> int:
-        return max(REST, min(REST_AT_MOST, int(REST_SECONDS / self._beliefs[self.depth].seconds)))
+        self._rests = min(REST_AT_MOST, 2 * self._rests + 1) if self._rests else REST
+        self._unexpected, self._steps_rested = 0.0, 0
+        return self._rests
 
     def _until_look(self, rates: dict[int, float]) -> int:
         """Steps without drafts before there is enough for one."""
         if not self._looked_at:
-            return REST_AT_MOST
+            return REST_WITHOUT_DRAFTS
         missing = self._beliefs[self._looked_at].seconds * (1 - rates[self._looked_at] / self._speed)
         missing -= self._accounts_of(self._load.rows)[self._looked_at]
         return max(0, math.ceil(missing / (LOOKING * self._beliefs[0].seconds)) - 1)
@@ -317,6 +324,7 @@ class CostDepth(Depth):
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         verified, before = self._observe(plan), self._verified
         steady = verified is not None and verified == self.depth and (verified > 0 or before == 0)
+        steady = steady and self._same > 0  # the first with other rows has more to prepare
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0
         trial = self._tried if self._after else None
@@ -355,6 +363,7 @@ class CostDepth(Depth):
         launched = self._flight.pop(result.step)
         if launched.passed:
             self._passed.append(result)
+            self._look_out(result)
             return
         if launched.verified is not None:
             self._settle_accounts(launched, result)
@@ -378,6 +387,14 @@ class CostDepth(Depth):
             for work, tokens in zip(result.work, result.tokens, strict=True):
                 if work.window.drafts:
                     self._learn_own(work.row, work.generation, work.window.drafts, len(tokens) - 1)
+
+    def _look_out(self, result: StepResult) -> None:
+        """For what ends a rest: windows that bring much more or less than those it was decided by."""
+        rows, depth = len(result.work), self.depth
+        self._unexpected += sum(map(len, result.tokens)) - rows * self._expected[depth]
+        self._steps_rested += 1
+        if self._unexpected**2 > (UNEXPECTED * depth / 2) ** 2 * rows * self._steps_rested:
+            self._holds = self._rests = 0
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
