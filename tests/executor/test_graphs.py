@@ -142,7 +142,7 @@ def recording_runner(ensemble: Any, limits: Any, device: torch.device, **options
 
 
 def replays(llm: LLM, part: str) -> int:
-    """Each pass is replayed once to record its end."""
+    """After each was replayed when it was recorded, and each pass once more to record its end."""
     recorded = llm._engine.runner.graphs._recorded
     graphs = [recording.graph for key, recording in recorded.items() if key[0] == part]
     return sum(graph.replays - 1 - (part == "pass") for graph in graphs)
