@@ -35,7 +35,9 @@ def test_a_replay_reads_what_the_inputs_hold_by_then(fake_graphs: list[FakeGraph
     graphs, x, sums = Graphs(), torch.ones(3), torch.zeros(3)
     graphs.record("double", lambda: (2 * x).view(3, 1))
     graphs.record("add", lambda: sums.add_(x))
-    assert len(graphs) == 2 and sums.tolist() == [3, 3, 3], "done once before it is recorded, and replayed once"
+    assert len(graphs) == 2 and sums.tolist() == [3, 3, 3], (
+        "done once before it is recorded, and replayed once"
+    )
     x.copy_(torch.tensor([1.0, 2.0, 3.0]))
     first = graphs.run("double", lambda: pytest.fail("this was recorded"))
     assert first.tolist() == [[2], [4], [6]]
