@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
+from .deal import Deal
 from .depth import Depth
 from .step_costs import FORESEEN, SEEN, Belief, StepCosts, band
 from .survival import Survival
@@ -26,13 +25,11 @@ AFTER = 2
 """and steps that follow, which may take longer for it."""
 UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
-ASKED = 8
-"""Rows that are looked at, where a step costs by its tokens."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
 REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 7, 15, 31
-"""Further steps for which a decision that changed nothing holds, if their number of rows does: the first time; and
-after several. The host must not take longer to decide than the device to compute."""
+"""Further steps for which a decision that changed nothing holds, if their number of rows does: the first time, after
+several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
 """Standard deviations, at most, by which the tokens of steps must differ from those expected to end that early."""
 MANY = 8
@@ -41,9 +38,6 @@ nothing is learned from the others."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
-UNLIKE = 1.15
-"""Drafts are dealt out unevenly if that promises so many times as many tokens: such a step takes longer than one with
-as many drafts that are spread evenly, for the row with most is drafted for longest."""
 
 
 class Load(NamedTuple):
@@ -72,37 +66,6 @@ class Own:
     generation: int
     reached: float = 0.0
     kept: float = 0.0
-
-
-class Deal:
-    """Drafts for rows that have different chances: to the likeliest to be accepted, or as many for each if that is
-    not much worse. (What looks different is often chance.)"""
-
-    def __init__(self, rates: dict[Row, float], expected: list[float]) -> None:
-        """expected  tokens that a row gets from a step with 0, 1, 2, ... drafts, if all get as many"""
-        self._rows = list(rates)
-        places = range(1, len(expected))
-        ranked = sorted(((rate**place, row) for row, rate in rates.items() for place in places), reverse=True)
-        self._ranked = [row for _, row in ranked]
-        dealt = [0.0, *accumulate(chance for chance, _ in ranked)][:: len(rates)]
-        alike = [0.0, *accumulate(sum(rate**place for rate in rates.values()) for place in places)]
-        gains = [(len(rates) + m) / (len(rates) + n) for n, m in zip(alike, dealt, strict=True)]
-        self._unlike = [gain > UNLIKE for gain in gains]
-        told = zip(expected, gains, self._unlike, strict=True)
-        self.expected = [tokens * gain if unlike else tokens for tokens, gain, unlike in told]
-        """On average over the rows."""
-
-    def shares(self, depth: int) -> dict[Row, int]:
-        """Of `depth` drafts for each row on average."""
-        if not self._unlike[depth]:
-            return dict.fromkeys(self._rows, depth)
-        given = Counter(self._ranked[: depth * len(self._rows)])
-        return {row: given[row] for row in self._rows}
-
-    def few(self, depth: int) -> dict[Row, int]:
-        """Enough of them to find out. Those that were asked in vain are not the likeliest next time."""
-        asked = list(dict.fromkeys(self._ranked))[:ASKED]
-        return dict.fromkeys(self._rows, 0) | dict.fromkeys(asked, depth)
 
 
 class CostDepth(Depth):
@@ -142,9 +105,7 @@ class CostDepth(Depth):
         self._holds = 0  # further steps for which the decision holds,
         self._decided_rows = 0  # with so many rows
         self._held = False
-        self._resting: tuple[Launched, Launched] | None = (
-            None  # what steps are while it holds: timed, or passed
-        )
+        self._resting: tuple[Launched, Launched] | None = None  # a step while it holds: timed, passed
         self._beliefs: dict[int, Belief] = {}  # of each candidate's time, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
         self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
@@ -363,7 +324,7 @@ class CostDepth(Depth):
         launched = self._flight.pop(result.step)
         if launched.passed:
             self._passed.append(result)
-            self._look_out(result)
+            self._look_out(result, launched.verified or 0)
             return
         if launched.verified is not None:
             self._settle_accounts(launched, result)
@@ -388,9 +349,9 @@ class CostDepth(Depth):
                 if work.window.drafts:
                     self._learn_own(work.row, work.generation, work.window.drafts, len(tokens) - 1)
 
-    def _look_out(self, result: StepResult) -> None:
+    def _look_out(self, result: StepResult, depth: int) -> None:
         """For what ends a rest: windows that bring much more or less than those it was decided by."""
-        rows, depth = len(result.work), self.depth
+        rows = len(result.work)
         self._unexpected += sum(map(len, result.tokens)) - rows * self._expected[depth]
         self._steps_rested += 1
         if self._unexpected**2 > (UNEXPECTED * depth / 2) ** 2 * rows * self._steps_rested:
