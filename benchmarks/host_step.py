@@ -1,8 +1,8 @@
 """What the host needs for a step of a steady decode, part by part.
 
 The engine and its loop are the real ones. Without a GPU only the device's work is left out: whatever was asked for,
-every lane gets one token at once. With one (--device cuda) a part's time is what its calls take the host, waiting
-included, and LFM2-1.2B runs at its real size.
+every lane gets one token at once; with drafts (--drafts 3) three of four that are reached are accepted. With one
+(--device cuda) a part's time is what its calls take the host, waiting included, and LFM2-1.2B runs at its real size.
 
     python benchmarks/host_step.py                      # 64 and 256 requests
     python benchmarks/host_step.py --profile --batches 256
@@ -138,6 +138,7 @@ class NoDevice(Runner):
         super().__init__(*args, **named)
         rows = len(self.tables.tokens)
         self._position = np.zeros(rows, dtype=np.int64)
+        self._chance = np.random.default_rng(0)
 
     def _apply(self, plan: Any) -> None:
         super()._apply(plan)
@@ -147,15 +148,22 @@ class NoDevice(Runner):
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Any:
         return SimpleNamespace(hidden=None, batch=None)
 
+    def _draft(self, *_: Any) -> None:
+        """None is looked at: it is only asked how many were accepted."""
+
     def _end(self, passed: Any, lanes: Lanes, *_: Any) -> Ended:  # type: ignore[override]
         rows, choices = lanes.rows.numpy(), lanes.choices
+        drafts, lane = choices.drafts.drafts.numpy(), choices.drafts.lane.numpy()
+        accepted = np.minimum(drafts, self._chance.geometric(0.25, len(drafts)) - 1)
         position = self._position[rows] + lanes.counts.numpy()
+        position[lane] -= drafts - accepted
         self._position[rows] = position
-        size, each = len(rows), len(choices.drafts.lane)
+        size, each = len(rows), len(drafts)
         chosen = slice(4 * size + 2 * each, 4 * size + 2 * each + len(choices.after))
         found = len(self.sanitizer.recorded.found) if self.sanitizer else 0
         report = np.zeros(chosen.stop + found, dtype=np.int64)
         report[:size], report[size : 2 * size] = position, position - position % self.state.grid
+        report[4 * size : chosen.start] = np.concatenate((accepted, drafts))
         report[chosen] = 100
         told = torch.from_numpy(report)
         return Ended(Chosen(told[chosen], None, {}), told)
@@ -178,13 +186,15 @@ def engine_without_device() -> Iterator[None]:
 
 
 @contextmanager
-def serving(device: str, lanes: int, *, reuse: bool, sanitizer: str) -> Iterator[LLM]:
+def serving(device: str, lanes: int, *, reuse: bool, sanitizer: str, drafts: int) -> Iterator[LLM]:
     config, others = (
         (MODELS["lfm2-1.2b"], {}) if device == "cuda" else (SMALL, {"device": "cpu", "dtype": "float32"})
     )
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         asked = options(lanes, max_model_len=1024, enable_prefix_caching=reuse, sanitizer=sanitizer, **others)
+        if drafts:
+            asked["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts}
         if device == "cuda":
             yield LLM(directory, **asked)
         else:
@@ -215,7 +225,7 @@ def served(llm: LLM, requests: list[Request]) -> Callable[[], object]:
 def measure(llm: LLM, batch: int, asked: argparse.Namespace, around: Around = nullcontext) -> float:
     """Seconds of a step in which `batch` requests decode."""
     draws = torch.Generator().manual_seed(batch)
-    params = SamplingParams(max_tokens=asked.steps + 64, ignore_eos=True)
+    params = SamplingParams(max_tokens=(1 + asked.drafts) * asked.steps + 64, ignore_eos=True)
     prompts = torch.randint(100, 256, (batch, 128), generator=draws).tolist()
     requests = [request for prompt in prompts for request in llm._service.intake.requests(prompt, params)]
     step = (served if asked.served else offline)(llm, requests)
@@ -252,13 +262,16 @@ def main() -> None:
     asks.add_argument("--reps", type=int, default=3)
     asks.add_argument("--device", choices=("none", "cuda"), default="none")
     asks.add_argument("--reuse", action="store_true", help="with prefix caching")
+    asks.add_argument("--drafts", type=int, default=0, help="of each request in every step")
     asks.add_argument("--sanitizer", choices=("off", "stamps"), default="off")
     asks.add_argument("--served", action="store_true", help="as in the server, which streams every token")
     asks.add_argument("--profile", action="store_true", help="functions instead of parts")
     asked = asks.parse_args()
+    asked.steps = min(asked.steps, 768 // (1 + asked.drafts))  # no request may end
     asked.clock = time.perf_counter if asked.device == "cuda" else time.process_time
     torch.set_num_threads(1)
-    with serving(asked.device, max(asked.batches), reuse=asked.reuse, sanitizer=asked.sanitizer) as llm:
+    how = {"reuse": asked.reuse, "sanitizer": asked.sanitizer, "drafts": asked.drafts}
+    with serving(asked.device, max(asked.batches), **how) as llm:
         for batch in asked.batches:
             measure(llm, batch, asked)
             if asked.profile:
