@@ -277,7 +277,7 @@ class Limits:
     @property
     def drafting_room(self) -> int:
         """Places of KV that a drafter may need beyond the tokens known: of the one just chosen, and of its drafts."""
-        return self.max_window if self.max_window > 1 else 0
+        return self.max_drafts + 1 if self.max_drafts else 0
 
     @property
     def running_slots(self) -> int:

@@ -113,6 +113,18 @@ def test_a_step_in_which_nobody_takes_part() -> None:
     assert places(somebody) == places(nobody) and nobody.rows.tolist() == [2, 5, 4, 1, 0, 0]
 
 
+def test_a_recorded_drafter_finds_the_rows_that_chose_beside_a_prompt() -> None:
+    """Of three lanes two choose: where a uniform step of four would have them, and padding behind."""
+    limits = LLM(random_model(), max_num_seqs=4, max_model_len=256).capacity.limits
+    inputs = Inputs(limits, torch.device("cpu"), [Shape(1, 1), Shape(4, 1)])
+    recorded = inputs.padding(Shape(4, 1)).choices.drafts.tell
+    rows = (work(4, 1, sample=True), work(2, 64, sample=False), work(3, 9, sample=True))
+    lanes = inputs.fill(StepPlan(1, work=rows, positions=(9, 0, 0), uncertain=(0,) * 3))
+    assert not lanes.uniform and inputs.size(lanes) == 4
+    inputs.as_if_uniform(lanes)
+    assert recorded.tolist() == [4, 3, 0, 0]
+
+
 def places(lanes: Lanes) -> list[tuple[int, int]]:
     drafts = lanes.choices.drafts
     tensors = (lanes.rows, lanes.counts, lanes.offsets, lanes.lane, lanes.offset, lanes.choices.after)
