@@ -21,6 +21,8 @@ from .results import RowResult, step_result
 Owner = tuple[Row, int]
 Loses = Callable[[Grant], bool]
 
+DRAFTING = 17  # not a word: Python hashes those differently in every process
+
 
 def next_token(tokens: Sequence[int], vocab_size: int) -> int:
     """The fake's model: any change to any token changes what follows."""
@@ -273,7 +275,7 @@ class FakeExecutor:
         assert most <= self.limits.max_drafts
         end = row.position + most
         assert pages_for(end, self.limits.page_size) <= len(row.table), "no page for what a drafter keeps"
-        row.drafts, chance = [], hash(("draft", *row.tokens))
+        row.drafts, chance = [], hash((DRAFTING, *row.tokens))
         for place in range(chance % (most + 1)):
             right = next_token([*row.tokens, *row.drafts], self.limits.vocab_size)
             wrong = hash((chance, place)) % 3 == 0
