@@ -183,6 +183,32 @@ def test_nor_are_windows_that_have_no_shape() -> None:
     assert again.rows is first.rows and again == replace(first, turn=2)
 
 
+def test_windows_that_are_back_are_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the depth changes and changes back; but not for another request in one of the rows."""
+    limits = LLM(
+        random_model(), max_num_seqs=5, max_model_len=256, speculative_config=FOUR_DRAFTS
+    ).capacity.limits
+    worked_out, lay_out = list[int](), Inputs._lay_out
+    monkeypatch.setattr(
+        Inputs,
+        "_lay_out",
+        lambda self, plan, *args: (worked_out.append(plan.step), lay_out(self, plan, *args))[1],
+    )
+    inputs = Inputs(limits, torch.device("cpu"), [Shape(6, 1), Shape(6, 3)])
+    plain = tuple(work(row, 1, sample=True) for row in (2, 5, 4, 1))
+    first = inputs.fill(DRAFTING)
+    told = [x.clone() for x in (first.counts, first.choices.drafts.first, first.lane)]
+    inputs.fill(replace(DRAFTING, step=2, work=plain))
+    back = inputs.fill(replace(DRAFTING, step=3, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0)))
+    assert worked_out == [1, 2]
+    assert back == replace(first, turn=3, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
+    for now, then in zip((back.counts, back.choices.drafts.first, back.lane), told, strict=True):
+        assert now.tolist() == then.tolist()
+    inputs.fill(replace(DRAFTING, step=4, work=plain))
+    another = (DRAFTING.work[0]._replace(generation=2), *DRAFTING.work[1:])
+    assert inputs.fill(replace(DRAFTING, step=5, work=another)).work == another and worked_out == [1, 2, 5]
+
+
 def test_windows_export_nothing() -> None:
     inputs = Inputs(LLM(random_model(), max_num_seqs=4).capacity.limits, torch.device("cpu"), [Shape(4, 1)])
     plan = StepPlan(1, work=(work(3, 1, sample=True),), positions=(63,), uncertain=(0,))

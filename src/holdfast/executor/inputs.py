@@ -111,18 +111,15 @@ class Inputs:
         """For the backlog."""
         self._before: Lanes | None = None
         """What lies in the buffer."""
+        self._known: dict[Shape | None, tuple[Lanes, Column]] = {}
+        """The last uniform step of each shape, and what was copied for it."""
 
     def fill(self, plan: StepPlan) -> Lanes:
-        """If the same rows do the same as in the step before, all that they need is there already."""
+        """If the same rows do the same as in the step before, all that they need is there already; if they did it
+        lately, with other windows since, it need not be worked out again."""
         lanes = self._before
         if lanes is not None and lanes.num_windows >= len(lanes.work) and lanes.work == plan.work:
-            self._before = replace(
-                lanes,
-                turn=plan.step,
-                positions=plan.positions,
-                uncertain=plan.uncertain,
-                missed_exports=plan.exports,  # only runs export, and there is none
-            )
+            self._before = _again(lanes, plan)
         else:
             self._before = self._fill(plan)
         return self._before
@@ -131,6 +128,10 @@ class Inputs:
         longest = max((w.tokens for w in plan.work), default=0)
         if longest <= self._max_window:
             shape = self._shape(len(plan.work), longest) if longest else None
+            if shape in self._known and self._known[shape][0].work == plan.work:
+                lanes, told = self._known[shape]
+                self._all.fill(told, plan.step)
+                return _again(lanes, plan)
             return self._lay_out(plan, shape, len(plan.work), longest)
         plan = self._windows_first(plan)
         windows = [w.tokens for w in plan.work if w.tokens <= self._max_window]
@@ -209,12 +210,13 @@ class Inputs:
         begins, choices, after = _choices(choosers, rows, counts, drafts, offsets, uniform=shape is not None)
         # those of lanes first, CHOSEN the last of them: a recorded drafter finds them, whatever the window
         columns = (rows, counts, *choices, offsets, lane, np.arange(len(lane)) - offsets[lane], after)
-        flat = self._all.fill(np.concatenate(columns), plan.step)
+        told = np.concatenate(columns)
+        flat = self._all.fill(told, plan.step)
         on_device = flat.split_with_sizes([len(column) for column in columns])
         most = shape.window - 1 if shape else int(choices[1].max(initial=0))
         whose, verified, first, tell = on_device[2:6]
         chosen = Drafts(lane=whose, drafts=verified, first=first, tell=tell, most=most)
-        return Lanes(
+        laid = Lanes(
             turn=plan.step,
             work=work,
             positions=plan.positions,
@@ -232,9 +234,23 @@ class Inputs:
             exports=exports,
             missed_exports=tuple(e for e in plan.exports if e not in exports),
         )
+        if shape:
+            self._known[shape] = laid, told
+        return laid
 
     def _shape(self, lanes: int, window: int) -> Shape | None:
         return next((shape for shape in self.shapes if shape.lanes >= lanes and shape.window >= window), None)
+
+
+def _again(lanes: Lanes, plan: StepPlan) -> Lanes:
+    """The same work, where it stands now."""
+    return replace(
+        lanes,
+        turn=plan.step,
+        positions=plan.positions,
+        uncertain=plan.uncertain,
+        missed_exports=plan.exports,  # only runs export, and there is none
+    )
 
 
 def _choices(
