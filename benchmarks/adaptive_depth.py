@@ -116,6 +116,7 @@ def run(
         ran.tokens.append(tokens)
         ran.seconds.append(seconds)
         ran.depths.append(propose)
+        depth.think()
         if inflight:
             depth.collected(inflight)
         seen = seconds * chance.lognormvariate(0, 0.03) * (3 if chance.random() < 0.005 else 1)

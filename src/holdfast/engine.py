@@ -99,6 +99,7 @@ class Engine:
     def _turn(self) -> list[Request]:
         plan = self.scheduler.plan()
         before, self._inflight = self._inflight, None if plan is None else self.runner.launch(plan)
+        self.scheduler.think()
         changed = self._collect(before)
         if not self._overlap:
             changed += self._collect(self._inflight)

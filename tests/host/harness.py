@@ -76,6 +76,7 @@ class Harness:
         if plan is not None:
             self.device.launch(plan)
             self.plans.append(plan)
+            self.scheduler.think()
         self.check()
         self._check_order(waiting)
         self._check_progress(oldest, plan)

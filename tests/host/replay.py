@@ -138,6 +138,7 @@ def _answer(policy: Depth, clock: Clock, texts: list[str], step: int) -> tuple[f
             seconds, tokens = seconds + took, tokens + sum(map(len, chosen))
         had = {row: n for row, n in had.items() if n < ANSWER}
         all_run, number = all_run and len(had) == clock.batch, number + 1
+        policy.think()
         if before:
             policy.collected(before)
         before = StepResult(step, work=work, tokens=chosen, seconds=took)

@@ -48,12 +48,13 @@ class Loop:
             work = tuple(RowWork(row, 1, 1 + w.drafts, w) for row, w in self.windows.items())
             positions = (100,) * len(work)
             self.depth.planned(StepPlan(self.step, work=work, positions=positions, propose=propose))
+            self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
+            self.depth.think()
             tokens = [(0,) * (1 + min(w.window.drafts, self.right[w.row])) for w in work]
             seconds = self.seconds(sum(w.tokens for w in work))
             self.untold.append(StepResult(self.step, work, tokens=tokens, seconds=seconds))
             if len(self.untold) > self.late:
                 self.depth.collected(self.untold.pop(0))
-            self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
             made.append(propose)
         return made
 
@@ -420,6 +421,7 @@ def test_prompts_beside_it_do_not_teach_a_step_s_cost() -> None:
         policy.decide()
         work = (RowWork(Row(1), 1, 1, Window()), RowWork(Row(2), 1, 64, Window(bonus=False)))
         policy.planned(StepPlan(step, work=work, positions=(9, 0)))
+        policy.think()
         policy.collected(StepResult(step, work, tokens=[(5,), ()], seconds=9.0))
     assert not policy._costs._bands
 
@@ -429,6 +431,7 @@ def prompts(policy: CostDepth, steps: range, starts: int) -> None:
         policy.decide()
         work = (RowWork(Row(1), step, 40, Window()),)
         policy.planned(StepPlan(step, work=work, starts=(START,) * starts, positions=(0,)))
+        policy.think()
         policy.collected(StepResult(step, work, tokens=[(5,)], seconds=9.0))
 
 
@@ -437,6 +440,7 @@ def test_prompts_teach_nothing_of_drafts() -> None:
     loop = Loop(policy)
     loop.right = dict.fromkeys(loop.right, 3)
     loop.run(60)
+    policy.think()  # of the last one, too
     before = policy._survival.expected()
     prompts(policy, range(1000, 1500), starts=0)
     policy._learn_windows()

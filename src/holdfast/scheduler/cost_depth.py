@@ -23,11 +23,14 @@ LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 2
 """and steps that follow, which may take longer for it."""
+FAR = 0.1
+"""Of its part, at least, is paid for measuring a depth that promises much less than the one in use: it would have to
+have become much faster to matter."""
 UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 7, 15, 31
+REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 31
 """Further steps for which a decision that changed nothing holds, if their number of rows does: the first time, after
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
@@ -110,19 +113,43 @@ class CostDepth(Depth):
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
         self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
         self._verified: int | None = None  # in the step before
+        self._plan: StepPlan | None = None  # not thought over yet,
+        self._results: list[StepResult] = []  # nor are these
+        self._proposes, self._chosen = initial, False  # for the next plan
+
+    def planned(self, plan: StepPlan) -> None:
+        super().planned(plan)
+        self._plan = plan
+
+    def collected(self, result: StepResult) -> None:
+        self._results.append(result)
+
+    def think(self) -> None:
+        """In the middle of a trial the next result is worth waiting for."""
+        self._learn()
+        self._chosen = self.reason == "best" and not self._tries
+        if self._chosen:
+            self._choose()
 
     # --- deciding ---
 
     def decide(self) -> int:
+        if not self._chosen:
+            self._learn()
+            self._choose()
+        self._chosen = False
+        return self._proposes
+
+    def _choose(self) -> None:
         if not self._load.rows:
-            return self.depth
+            return
         self._held = self._holds > 0 and self._load.rows == self._decided_rows
         if self._held:
             self._holds -= 1
             if not self._holds:  # in a step of its own: the device would have to wait for one that takes long
                 self._learn_windows()
                 self._learned = True
-            return max(self._shares.values(), default=self.depth)
+            return
         if not self._learned:
             self._learn_windows()
         self._learned = False
@@ -143,7 +170,7 @@ class CostDepth(Depth):
         if deal:
             looks = self.reason == "probe" and self._length(self.depth) == LOOK
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
-        return max(self._shares.values(), default=self.depth)
+        self._proposes = max(self._shares.values(), default=self.depth)
 
     def share(self, row: Row) -> int:
         return self._shares.get(row, self.depth) if self._shares else self.depth
@@ -168,20 +195,23 @@ class CostDepth(Depth):
 
     def _settle(self) -> dict[int, float]:
         """On the best. What each promises."""
-        self._pay()
         self._beliefs = self._believed()
         rates = self._promises(self._beliefs)
+        self._pay(rates)
         self._settled, self.reason = self._best(rates)
         self._speed = rates[self._settled]
         self._looked_at = 0 if self._settled or self.reason == "explore" else self._best_look()
         return rates
 
-    def _pay(self) -> None:
+    def _pay(self, rates: dict[int, float]) -> None:
         measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._depths)
         accounts, settled = self._accounts_of(self._load.rows), self._settled
         accounts[settled] = max(0.0, accounts[settled])  # it was worth what it owes
-        for depth in accounts.keys() - {settled}:
-            accounts[depth] += self._earned * (LOOKING if self._length(depth) == LOOK else measuring)
+        for depth in accounts.keys() & rates.keys() - {settled}:
+            part = LOOKING if self._length(depth) == LOOK else measuring
+            if part == measuring and self._speed and self._beliefs[depth].sure:
+                part *= max(FAR, min(1.0, rates[depth] / self._speed) ** 4)
+            accounts[depth] += self._earned * part
         self._earned = 0.0
 
     def _accounts_of(self, rows: int) -> dict[int, float]:
@@ -220,7 +250,7 @@ class CostDepth(Depth):
     def _due(self, rates: dict[int, float]) -> int | None:
         """Another depth, if it may be tried now. Of those that were never seen only the first, and if there is no
         other."""
-        if any(step.trial is not None for step in self._flight.values()):
+        if self._tries:
             return None  # what the last one costs is not known yet
         due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
@@ -232,6 +262,11 @@ class CostDepth(Depth):
                 due = depth
             accounts[depth] = min(loses, accounts[depth])
         return due
+
+    @property
+    def _tries(self) -> bool:
+        """Steps that belong to a trial are under way, or still to come."""
+        return self._after > 0 or any(step.trial is not None for step in self._flight.values())
 
     def _length(self, depth: int) -> int:
         """Of a trial."""
@@ -274,8 +309,15 @@ class CostDepth(Depth):
 
     # --- learning ---
 
-    def planned(self, plan: StepPlan) -> None:
-        super().planned(plan)
+    def _learn(self) -> None:
+        for result in self._results:
+            self._learn_result(result)
+        self._results.clear()
+        if self._plan is not None:  # made when those were known
+            self._learn_plan(self._plan)
+            self._plan = None
+
+    def _learn_plan(self, plan: StepPlan) -> None:
         if self._held and self._resting and self._goes_on(plan):
             self._same += 1
             self._flight[plan.step] = self._resting[self._holds % 4 > 0]
@@ -320,7 +362,7 @@ class CostDepth(Depth):
             return None  # dealt out unevenly
         return longest if longest in self._depths else None
 
-    def collected(self, result: StepResult) -> None:
+    def _learn_result(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
         if launched.passed:
             self._passed.append(result)

@@ -8,8 +8,8 @@ from ..plan import StepPlan, StepResult
 
 
 class Depth:
-    """Asked at the start of every plan, and told of every plan and result. This one never changes its mind; policies
-    do."""
+    """Asked at the start of every plan, and told of every plan and result; what takes long is thought over while the
+    device computes. This one never changes its mind; policies do."""
 
     def __init__(self, depth: int) -> None:
         self.depth, self.reason = depth, "fixed"
@@ -30,6 +30,9 @@ class Depth:
 
     def collected(self, result: StepResult) -> None:
         """Step times and accepted drafts."""
+
+    def think(self) -> None:
+        """A step was launched, and nobody waits for the host."""
 
     def why(self) -> str:
         """The last decision, in a sentence."""

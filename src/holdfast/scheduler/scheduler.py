@@ -174,6 +174,10 @@ class Scheduler:
         self._depth.planned(built)
         return built
 
+    def think(self) -> None:
+        """To be called while the device computes: what the next plan need not wait for then."""
+        self._depth.think()
+
     def _continue_running(self, plan: PlanBuilder) -> None:
         seats, owed = self._in_turn()
         propose, share = plan.propose, self._depth.share
