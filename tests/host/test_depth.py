@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -382,13 +383,54 @@ def test_without_drafts_probes_are_few_and_none_where_no_draft_could_pay() -> No
     assert cheap.run(50)[-1] == 7, "it follows within fifty steps"
 
 
-def test_what_a_look_costs_is_known_before_there_is_another() -> None:
-    """Steps are told of late, when the account still seems to be full."""
-    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False), late=1)
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
+    """Drafts are verified a step after they were made, and steps may be told of late: until then the account still
+    seems to be full."""
+    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False), late=late)
     loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
     made = loop.run(600)[100:]
     looks = [step for step, drafts in enumerate(made) if drafts]
     assert len(looks) > 5 and min(b - a for a, b in itertools.pairwise(looks)) > 3
+
+
+def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:
+    """Without drafts a step takes half as long as with seven, and brings an eighth; with three it brings half."""
+    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 7, ragged=False), rows=1, late=1)
+    loop.right = dict.fromkeys(loop.right, 7)
+    loop.seconds = lambda tokens: {1: 0.5, 4: 0.6, 8: 1.0}[tokens]  # type: ignore[method-assign]
+    made = Counter(loop.run(6000)[1000:])
+    lost = {depth: made[depth] * (seconds - 0.125 * (1 + depth)) for depth, seconds in ((0, 0.5), (3, 0.6))}
+    assert min(made[0], made[3]) > 3 and lost[0] < 0.2 * lost[3]
+
+
+def test_it_is_decided_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not in the middle of a trial."""
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy, late=1)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
+    loop.run(100)
+    choose, decide, seen = policy._choose, policy.decide, Counter[str]()
+    asked = False
+
+    def chosen() -> None:
+        in_a_trial = policy.reason != "best" or policy._tries
+        seen["in a trial" if in_a_trial else "when asked" if asked else "before"] += 1
+        choose()
+
+    def ask() -> int:
+        nonlocal asked
+        asked = True
+        depth = decide()
+        asked = False
+        return depth
+
+    monkeypatch.setattr(policy, "_choose", chosen)
+    monkeypatch.setattr(policy, "decide", ask)
+    loop.run(300)
+    assert seen.total() >= 299 and seen["before"] > 240 and seen["in a trial"] > 3
+    assert seen["when asked"] <= seen["in a trial"], "with its last result"
 
 
 def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:
@@ -457,6 +499,22 @@ def test_a_request_that_starts_is_like_all_there_were() -> None:
     loop.run(60)
     assert policy._survival.rates()[0] < 0.2
     prompts(policy, range(1000, 1001), starts=1)
+    assert policy._survival.rates()[0] > 0.7
+
+
+def test_what_is_learned_when_a_request_starts_is_of_those_before_it() -> None:
+    """Their last step is known by then, but was not thought over."""
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy, rows=16, late=1)
+    loop.right = dict.fromkeys(loop.right, 7)
+    loop.run(200)
+    loop.windows, loop.right = {Row(1): Window(3)}, {Row(1): 0}
+    loop.run(60)
+    policy.collected(loop.untold.pop())
+    work = (RowWork(Row(1), 2, 40, Window()),)
+    policy.planned(StepPlan(1000, work=work, starts=(START,), positions=(0,)))
+    policy.think()
+    policy._learn_windows()  # if there are any left
     assert policy._survival.rates()[0] > 0.7
 
 

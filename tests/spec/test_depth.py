@@ -15,6 +15,8 @@ from tests.spec.test_chains import EXACT, GIVEN, PARAMS, WAYS, texts, without
 
 from holdfast import LLM, SamplingParams
 from holdfast.executor.inputs import Shape, uniform_shapes
+from holdfast.executor.readback import InFlight
+from holdfast.plan import StepPlan, StepResult
 from holdfast.scheduler.depth import Depth
 from holdfast.spec.drafter import Draft, VerifiedStep
 
@@ -114,3 +116,38 @@ def test_policies_in_a_whole_engine(find: Find, policy: str) -> None:
     stats = llm.speculation_stats()
     assert stats.depth in (0, 1, 3, 7) and stats.why.startswith(f"{stats.depth} drafts (")
     assert len(stats.steps) > 1 and stats.accepted > 20
+
+
+class Witness(Depth):
+    """What it is asked and told, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.heard: list[str] = []
+
+    def decide(self) -> int:
+        self.heard.append("plan")
+        return super().decide()
+
+    def think(self) -> None:
+        self.heard.append("think")
+
+    def collected(self, result: StepResult) -> None:
+        self.heard.append("collect")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_it_is_thought_over_between_a_launch_and_the_wait(find: Find, overlap: bool) -> None:
+    llm = LLM(find("convolution")[0], speculative_config=ADAPTIVE, overlap=overlap, **EXACT)
+    witness = llm._engine.scheduler._depth = Witness()
+    launch = llm._engine.runner.launch
+
+    def launched(plan: StepPlan) -> InFlight:
+        witness.heard.append("launch")
+        return launch(plan)
+
+    llm._engine.runner.launch = launched  # type: ignore[method-assign]
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8, ignore_eos=True))
+    turn = ["plan", "launch", "think", "collect"]
+    begins = ["plan", "launch", "think"] if overlap else turn
+    assert witness.heard[: len(begins) + 8] == begins + 2 * turn
