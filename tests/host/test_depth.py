@@ -404,19 +404,21 @@ def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:
     assert min(made[0], made[3]) > 3 and lost[0] < 0.2 * lost[3]
 
 
-def test_it_is_decided_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not in the middle of a trial."""
+@pytest.mark.parametrize("right", [0, 3])
+def test_it_is_decided_while_the_device_computes(right: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a look is not decided upon before its result is there."""
     policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
     loop = Loop(policy, late=1)
-    loop.right = dict.fromkeys(loop.right, 3)
-    loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
-    loop.run(100)
-    choose, decide, seen = policy._choose, policy.decide, Counter[str]()
-    asked = False
+    loop.right = dict.fromkeys(loop.right, right)
+    loop.seconds = lambda tokens: 1 + 0.05 * tokens  # type: ignore[method-assign]
+    loop.run(200)
+    choose, decide = policy._choose, policy.decide
+    chosen, asked, looks = list[bool](), False, 0
 
-    def chosen() -> None:
-        in_a_trial = policy.reason != "best" or policy._tries
-        seen["in a trial" if in_a_trial else "when asked" if asked else "before"] += 1
+    def note() -> None:
+        nonlocal looks
+        chosen.append(asked)
+        looks += policy._tries
         choose()
 
     def ask() -> int:
@@ -426,11 +428,11 @@ def test_it_is_decided_while_the_device_computes(monkeypatch: pytest.MonkeyPatch
         asked = False
         return depth
 
-    monkeypatch.setattr(policy, "_choose", chosen)
+    monkeypatch.setattr(policy, "_choose", note)
     monkeypatch.setattr(policy, "decide", ask)
-    loop.run(300)
-    assert seen.total() >= 299 and seen["before"] > 240 and seen["in a trial"] > 3
-    assert seen["when asked"] <= seen["in a trial"], "with its last result"
+    made = loop.run(300)
+    assert len(chosen) >= 299 and looks > 5 and 3 < sum(n != right for n in made) < 100
+    assert 0 < sum(chosen) <= 2 * looks if right == 0 else not any(chosen)
 
 
 def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:

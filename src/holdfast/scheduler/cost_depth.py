@@ -125,9 +125,10 @@ class CostDepth(Depth):
         self._results.append(result)
 
     def think(self) -> None:
-        """In the middle of a trial the next result is worth waiting for."""
+        """Of a depth that was unknown, or when it is looked whether drafts are worth it, the next result is worth
+        waiting for."""
         self._learn()
-        self._chosen = self.reason == "best" and not self._tries
+        self._chosen = self.reason in ("best", "probe") and not (self._looked_at and self._tries)
         if self._chosen:
             self._choose()
 

@@ -10,7 +10,7 @@ from operator import mul
 
 PRIOR = 0.7
 """Of the first place, before anything was drafted."""
-LIKENESS = 8.0
+LIKENESS = 16.0
 """A later place is believed to be like the one before it, until it was reached more often than this."""
 LONG, SHORT = 1024, 16
 """Drafts that are remembered; or those of a few steps, if that is more."""
