@@ -23,9 +23,10 @@ LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 2
 """and steps that follow, which may take longer for it."""
-FAR = 0.1
-"""Of its part, at least, is paid for measuring a depth that promises much less than the one in use: it would have to
-have become much faster to matter."""
+OFTEN, NEW, FAR = 16, 2.0, 0.1
+"""Until a depth was seen so many times, twice its part is paid for measuring it, where drafts are made: the machine
+may have been slow by chance. After that the less, but a tenth at least, the less it promises than the one in use: it
+would have to have become much faster to matter."""
 UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
 SAME = 4
@@ -209,11 +210,16 @@ class CostDepth(Depth):
         accounts, settled = self._accounts_of(self._load.rows), self._settled
         accounts[settled] = max(0.0, accounts[settled])  # it was worth what it owes
         for depth in accounts.keys() & rates.keys() - {settled}:
-            part = LOOKING if self._length(depth) == LOOK else measuring
-            if part == measuring and self._speed and self._beliefs[depth].sure:
-                part *= max(FAR, min(1.0, rates[depth] / self._speed) ** 4)
+            looks = self._length(depth) == LOOK
+            part = LOOKING if looks else measuring * self._worth_measuring(depth, rates)
             accounts[depth] += self._earned * part
         self._earned = 0.0
+
+    def _worth_measuring(self, depth: int, rates: dict[int, float]) -> float:
+        """So many times the part that is due to each."""
+        if self._beliefs[depth].steps < OFTEN:
+            return 1.0 if self._looked_at else NEW
+        return max(FAR, min(1.0, rates[depth] / self._speed) ** 4) if self._speed else 1.0
 
     def _accounts_of(self, rows: int) -> dict[int, float]:
         here = band(rows)

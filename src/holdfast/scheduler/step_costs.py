@@ -54,12 +54,19 @@ class Belief(NamedTuple):
 
     seconds: float
     """0: nothing is known of anything smaller."""
-    known: bool
-    """It was seen with so many rows;"""
-    sure: bool
-    """and more often than a few first times."""
-    foreseen: bool
+    steps: int = 0
+    """That were seen with so many rows; 0: too few."""
+    foreseen: bool = False
     """It was seen with a few rows more or less."""
+
+    @property
+    def known(self) -> bool:
+        return self.steps > 0
+
+    @property
+    def sure(self) -> bool:
+        """It was seen more often than a few first times."""
+        return self.steps >= FIRST
 
 
 @dataclass
@@ -183,11 +190,11 @@ class StepCosts:
         found = {}
         for depth in depths:
             if depth in times:
-                found[depth] = Belief(times[depth], True, cells[depth].steps >= FIRST, False)
+                found[depth] = Belief(times[depth], cells[depth].steps)
             else:
                 nearby = self._as_nearby(here, depth, context)
                 seconds = nearby or self._at_least(here, depth, context)
-                found[depth] = Belief(seconds, False, False, nearby > 0)
+                found[depth] = Belief(seconds, foreseen=nearby > 0)
         return found
 
     def seconds(self, rows: int, depth: int, context: int) -> float:
