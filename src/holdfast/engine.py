@@ -1,4 +1,4 @@
-"""The loop: plan a step, launch it, collect the step before."""
+"""The loop: plan a step, launch it, think ahead while the device computes, collect the step before."""
 
 from __future__ import annotations
 
