@@ -32,7 +32,7 @@ class Depth:
         """Step times and accepted drafts."""
 
     def think(self) -> None:
-        """A step was launched, and nobody waits for the host."""
+        """A step was launched, and nobody waits for the host. Before its result is told."""
 
     def why(self) -> str:
         """The last decision, in a sentence."""
