@@ -404,6 +404,16 @@ def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:
     assert min(made[0], made[3]) > 3 and lost[0] < 0.2 * lost[3]
 
 
+def test_a_depth_that_was_seen_in_a_slow_moment_only_is_soon_seen_again() -> None:
+    """Three drafts are the best, but took half as long again in the first steps that had them."""
+    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 3, ragged=False), rows=1, late=1)
+    loop.right = dict.fromkeys(loop.right, 4)
+    slow = itertools.chain(itertools.repeat(1.6, 8), itertools.repeat(1.0))
+    loop.seconds = lambda tokens: {1: 0.5, 4: 1.0, 8: 1.4}[tokens] * (next(slow) if tokens == 4 else 1)  # type: ignore[method-assign]
+    made = loop.run(400)
+    assert made[30:60].count(7) > 20 and made[-80:].count(3) > 70
+
+
 @pytest.mark.parametrize("right", [0, 3])
 def test_it_is_decided_while_the_device_computes(right: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """But a look is not decided upon before its result is there."""
