@@ -71,11 +71,10 @@ PARTS: dict[str, tuple[type, str]] = {
     "inputs": (Inputs, "fill"),
     "tables": (Runner, "_apply"),
     "device": (Graphs, "run"),
-    "marks": (readback.Mark, "__init__"),
-    "fetch": (readback.Fetch, "__init__"),
+    "fetch": (readback.Tray, "take"),
     "launch": (Runner, "launch"),
     "wait": (readback.Fetch, "wait"),
-    "seconds": (readback.InFlight, "_seconds"),
+    "seconds": (readback.Laps, "lap"),
     "read back": (readback.InFlight, "result"),
     "collect": (Scheduler, "collect"),
     "engine": (Engine, "step"),
@@ -84,7 +83,7 @@ PARTS: dict[str, tuple[type, str]] = {
     "send": (Sink, "send"),
 }
 WITHIN = {
-    "launch": ("inputs", "tables", "device", "marks", "fetch"),
+    "launch": ("inputs", "tables", "device", "fetch"),
     "read back": ("wait", "seconds"),
     "engine": ("plan", "launch", "read back", "collect"),
 }

@@ -45,10 +45,11 @@ class Acceptance:
     by_accepted: dict[int, int] = field(default_factory=dict)
     """Steps of a request that had drafts to verify, by how many of them were accepted."""
 
-    def count(self, *, drafts: int, accepted: int) -> None:
+    def count(self, drafts: int, accepted: int) -> None:
         """One window more."""
         self.drafts += drafts
-        self.by_accepted[accepted] = self.by_accepted.get(accepted, 0) + 1
+        found = self.by_accepted
+        found[accepted] = found.get(accepted, 0) + 1
 
     def add(self, other: Acceptance) -> None:
         self.drafts += other.drafts

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from holdfast.executor.readback import Fetch, Tray
+
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero")
 """Operations whose result, or its shape, the host would have to wait for."""
 
@@ -89,7 +91,15 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     _note_launches(monkeypatch, recorders)
+    _copy_what_is_read(monkeypatch)
     return FakeGraph.made
+
+
+def _copy_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a GPU: the next replay overwrites it."""
+    made, take = Fetch.__init__, Tray.take
+    monkeypatch.setattr(Fetch, "__init__", lambda self, *told: made(self, *(x.clone() for x in told)))
+    monkeypatch.setattr(Tray, "take", lambda self, told: take(self, told.clone()))
 
 
 def _note_launches(monkeypatch: pytest.MonkeyPatch, recorders: list[_Recorder]) -> None:

@@ -20,9 +20,7 @@ from tests.models.test_hybrids import lfm2
 from tests.spec.formats import Target, write_dflash, write_eagle1, write_eagle3, write_mtp
 
 from holdfast import LLM, SamplingParams, engine
-from holdfast.executor import runner
 from holdfast.executor.backlog import Backlog
-from holdfast.executor.readback import Fetch
 from holdfast.executor.runner import Runner
 from holdfast.plan import StepPlan
 
@@ -115,7 +113,6 @@ def _compare(
     llm, wanted = _watched(LLM(model, **options, **speculating), lulls)
     assert _answers(llm, given, lengths) == plain
     monkeypatch.setattr(engine, "Runner", _recording_runner)
-    monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
     llm, seen = _watched(LLM(model, backend="triton", **options, **speculating), lulls)
     kinds, plans = dict(zip(llm._engine.runner.graphs._recorded, fake_graphs, strict=True)), list[StepPlan]()
     _note_plans(llm, plans)

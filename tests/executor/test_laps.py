@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.executor.readback import Laps, Mark
+from holdfast.executor.readback import Laps, Mark, Tray
 
 
 class Moment:
@@ -18,26 +18,23 @@ class Moment:
         return self.seconds - earlier.seconds
 
 
-def lap(laps: Laps, begun: float, ended: float, *, alone: bool = False) -> float:
-    marks: Any = Moment(begun), Moment(ended)
-    return laps.lap(*marks, alone=alone)
+def lap(laps: Laps, ended: float, *, begun: float | None = None) -> float:
+    marks: Any = None if begun is None else Moment(begun), Moment(ended)
+    return laps.lap(*marks)
 
 
 def test_steps_add_up() -> None:
     """The second is launched before the first has ended, and the third a little after the second."""
     laps = Laps()
-    assert lap(laps, 1.0, 3.0, alone=True) == 2.0
-    assert lap(laps, 2.0, 4.5) == 1.5
-    assert lap(laps, 5.0, 7.0) == 2.5, (
-        "what was drafted in between, and what the host took, is the third one's"
-    )
+    assert lap(laps, 3.0, begun=1.0) == 2.0
+    assert lap(laps, 4.5) == 1.5
+    assert lap(laps, 7.0) == 2.5, "what was drafted in between, and what the host took, is the third one's"
 
 
 def test_when_nobody_ran_time_begins_anew() -> None:
     laps = Laps()
-    lap(laps, 1.0, 3.0, alone=True)
-    assert lap(laps, 100.0, 101.0, alone=True) == 1.0
-    assert lap(Laps(), 100.0, 101.0) == 1.0
+    lap(laps, 3.0, begun=1.0)
+    assert lap(laps, 101.0, begun=100.0) == 1.0
 
 
 def test_if_the_device_was_done_before_the_host_asked_it_may_wait_in_the_next_step() -> None:
@@ -48,7 +45,10 @@ def test_if_the_device_was_done_before_the_host_asked_it_may_wait_in_the_next_st
 
 def test_marks_of_a_device_without_a_clock() -> None:
     first, second = Mark(torch.device("cpu")), Mark(torch.device("cpu"))
-    assert 0.0 <= second.since(first) < 1.0
+    before = second.since(first)
+    assert 0.0 <= before < 1.0
+    second.set()
+    assert second.since(first) > before
 
 
 @pytest.mark.gpu
@@ -59,5 +59,25 @@ def test_marks_of_a_gpu() -> None:
     for _ in range(20):
         x = x @ x * 1e-3
     second = Mark(x.device)
+    assert not second.passed
+    second.wait()
+    assert second.passed and second.since(first) > 1e-3
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(10**8)
+        second.set()
+    assert not second.passed, "it is among the work of the stream that is current"
     torch.cuda.synchronize()
-    assert second.since(first) > 1e-3
+    assert second.passed
+
+
+@pytest.mark.gpu
+def test_a_report_is_as_it_was_when_it_was_taken() -> None:
+    """The device may overwrite it with its next step's; and the next but two of steps may be longer."""
+    tray, told = Tray(torch.device("cuda")), torch.arange(5, device="cuda")
+    torch.cuda._sleep(10**7)
+    taken = tray.take(told)
+    told += 7
+    assert not taken.there and taken.wait()[0].tolist() == [0, 1, 2, 3, 4]
+    longer = torch.arange(4000, device="cuda")
+    assert tray.take(longer).wait()[0].tolist() == list(range(4000))
+    assert tray.take(told).wait()[0].tolist() == [7, 8, 9, 10, 11]

@@ -13,7 +13,6 @@ from tests.executor.test_graphs import interpreted, recording_runner
 
 from holdfast import engine as engines
 from holdfast.executor import runner
-from holdfast.executor.readback import Fetch
 from holdfast.layers.short_conv import ShortConv
 from holdfast.memory.recorded import RecordedChecks
 from holdfast.memory.state_pool import Committed, StatePool
@@ -81,7 +80,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch, fake_graphs: list[FakeGraph]) -> l
 
     monkeypatch.setattr(engines, "Runner", recording_runner)
     monkeypatch.setattr(runner, "RECORDED", runner.RECORDED[:1])
-    monkeypatch.setattr(runner, "Fetch", lambda *tensors: Fetch(*(x.clone() for x in tensors)))
     wrap(monkeypatch, RecordedChecks, "expect", counted)
     wrap(monkeypatch, Standalone, "propose", spoilt)  # before it is recorded
     return settled

@@ -26,6 +26,9 @@ from .stats import CacheCounters, CacheStats
 from .tree_check import tree_faults
 
 OFF = Match(refused="prefix caching is off")
+AHEAD = 4
+"""Pages that a row is given at once, while half of all are free: each time somebody has to look after it, and the
+device to be told."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,17 @@ class CacheManager:
         return min(len(self._rows), spare) if self.recurrent else len(self._rows)
 
     def extend(self, row: Row, length: int) -> tuple[PageMap, ...] | None:
-        """The pages still missing for `length` tokens; None, and nothing changed, if there are not enough."""
-        holding = self._holdings[row]
-        missing = pages_for(length, self._limits.page_size) - len(holding.pages)
+        """The pages still missing for `length` tokens, and some more while nobody else needs them; None, and nothing
+        changed, if there are not enough."""
+        holding, limits = self._holdings[row], self._limits
+        first = len(holding.pages)
+        missing = pages_for(length, limits.page_size) - first
         if missing <= 0:
             return ()
         if missing > self._available_pages:
             return None
-        first = len(holding.pages)
+        if len(self._pages.free) >= limits.num_pages // 2 + AHEAD:
+            missing = max(missing, min(AHEAD, limits.pages_per_row - first))
         self._take_pages(holding, missing)
         return _page_maps(holding, first)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,36 +27,6 @@ from .sampler import Chosen
 Numbers = NDArray[np.int64]
 
 
-class Fetch:
-    """Tensors on their way from the device to the host: later steps may overwrite them there."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self._done: torch.cuda.Event | None = None
-        self._host = tensors
-        if tensors and tensors[0].is_cuda:
-            self._host = tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors)
-            for host, there in zip(self._host, tensors, strict=True):
-                host.copy_(there, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
-
-    @property
-    def there(self) -> bool:
-        return self._done is not None and self._done.query()
-
-    def wait(self) -> tuple[Tensor, ...]:
-        if self._done is not None:
-            self._done.synchronize()
-        return self._host
-
-
-def report(committed: Committed, verified: Verified, chosen: Tensor, *further: Tensor) -> Tensor:
-    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, what was chosen, and
-    what others want to be told of."""
-    lanes = (committed.position, committed.base, committed.used, committed.missed)
-    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen, *further))
-
-
 class Mark:
     """A moment among the device's work. By the device's own clock, if it has one: the host may look late, and would
     then take one step for longer and the next for shorter than they are."""
@@ -64,15 +35,84 @@ class Mark:
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
+            self._index = torch.cuda.current_device() if device.index is None else device.index
+        self.set()
+
+    def set(self) -> None:
+        """Now, and no longer when it was."""
+        if self._event is not None:
+            self._event.record(_stream(torch._C._cuda_getCurrentRawStream(self._index), self._index))
         self._time = time.perf_counter()
 
+    @property
+    def passed(self) -> bool:
+        return self._event is not None and self._event.query()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
     def since(self, earlier: Mark) -> float:
-        """Seconds. Waits for this one."""
+        """Seconds. Both have passed."""
         if self._event is None or earlier._event is None:
             return self._time - earlier._time
-        self._event.synchronize()
         return earlier._event.elapsed_time(self._event) / 1e3
+
+
+@functools.cache
+def _stream(handle: int, index: int) -> torch.cuda.Stream:
+    """The one that is current, by its handle: torch takes longer to make an object of it than to use it."""
+    stream = torch.cuda.current_stream(index)
+    assert stream.cuda_stream == handle
+    return stream
+
+
+class Fetch:
+    """Tensors on their way from the device to the host: later steps may overwrite them there."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._host = tensors
+        if tensors and tensors[0].is_cuda:
+            self._host = tuple(torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors)
+            for host, there in zip(self._host, tensors, strict=True):
+                host.copy_(there, non_blocking=True)
+        self.done = Mark(tensors[0].device if tensors else torch.device("cpu"))
+
+    @property
+    def there(self) -> bool:
+        return self.done.passed
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self.done.wait()
+        return self._host
+
+
+TRAYS = 3
+"""With two steps in flight, the time of the older is counted from the one before it."""
+
+
+class Tray(Fetch):
+    """For the report of one step after another: the same memory of the host, the same mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.empty(0, dtype=torch.int64)
+        self.done = Mark(device)
+
+    def take(self, told: Tensor) -> Tray:
+        self._host = (told,)
+        if told.is_cuda:
+            if len(self._memory) < len(told):
+                self._memory = torch.empty(2 * len(told), dtype=told.dtype, pin_memory=True)
+            self._host = (self._memory[: len(told)].copy_(told, non_blocking=True),)
+        self.done.set()
+        return self
+
+
+def report(committed: Committed, verified: Verified, chosen: Tensor, *further: Tensor) -> Tensor:
+    """All that a step tells, end to end: four numbers of each lane, two of each that chooses, what was chosen, and
+    what others want to be told of."""
+    lanes = (committed.position, committed.base, committed.used, committed.missed)
+    return torch.cat((*lanes, verified.accepted, verified.proposed, chosen, *further))
 
 
 class Laps:
@@ -95,10 +135,11 @@ class Laps:
         """Seconds since then: what the host takes for each step, beside the device."""
         return time.perf_counter() - self._waited
 
-    def lap(self, begun: Mark, ended: Mark, *, alone: bool) -> float:
-        before = begun if alone or self._before is None else self._before
+    def lap(self, begun: Mark | None, ended: Mark) -> float:
+        """begun: of a step before which nobody was running"""
+        before = begun or self._before
         self._before = ended
-        return ended.since(before)
+        return ended.since(before) if before else 0.0
 
 
 class LaneChose(NamedTuple):
@@ -118,9 +159,8 @@ class InFlight:
     prompt_scores: PromptScores | None
     grants: dict[int, Grant]
     """What the device held when the step was launched, by row."""
-    begun: Mark
-    ended: Mark
-    """When its tokens were chosen. What is drafted then belongs to the next step."""
+    begun: Mark | None
+    """If nobody was running. It ends when its report is done: what is drafted then belongs to the next step."""
     laps: Laps
     host_seconds: float = 0.0
     """To prepare and launch it, beside the device."""
@@ -149,7 +189,7 @@ class InFlight:
             failed=self.failed,
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
-            seconds=self._seconds(),
+            seconds=self.laps.lap(self.begun, self.report.done),
             host_seconds=self.host_seconds,
             starved=starved,
             findings=self.inspection.findings() if self.inspection else (),
@@ -180,10 +220,6 @@ class InFlight:
         choices = self.lanes.choices
         at = choices.choosers if self.lanes.uniform else range(len(choices.choosers))
         return zip(choices.choosers, choices.begins, at, strict=True)
-
-    def _seconds(self) -> float:
-        alone = len(self.plan.starts) == len(self.plan.work)
-        return self.laps.lap(self.begun, self.ended, alone=alone)
 
     def _kept(
         self, accepted: Numbers, proposed: Numbers, tokens: Numbers

@@ -30,7 +30,7 @@ from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
 from .largest import largest_steps
 from .prompt_scores import PromptScorer
-from .readback import Fetch, InFlight, Laps, Mark, report
+from .readback import TRAYS, Fetch, InFlight, Laps, Mark, Tray, report
 from .recomputation import Recomputation
 from .sampler import Chosen, Masks, Needs, Sampler
 from .speculation import Drafted, Speculation
@@ -89,7 +89,7 @@ class Runner:
         self.backlog = Backlog(patient, limits, self.inputs.behind)
         self._limits = limits
         self._grants: dict[int, Grant] = {}
-        self._laps = Laps()
+        self._laps, self._trays = Laps(), [Tray(device) for _ in range(TRAYS)]
         full = sanitizer == "full"
         self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
         self.recomputation = None
@@ -150,7 +150,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
-        begun = Mark(self.device)
+        begun = Mark(self.device) if len(plan.starts) == len(plan.work) else None
         lanes = self.inputs.fill(plan)
         absorbs = self._absorbs(plan, lanes)  # before pages are given to others
         self._apply(plan)
@@ -163,7 +163,7 @@ class Runner:
         ended = self.graphs.run(
             ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
-        fetched, done = Fetch(ended.report), Mark(self.device)  # the host need not wait for drafts
+        fetched = self._trays[plan.step % TRAYS].take(ended.report)  # the host need not wait for drafts
         drafted = self._drafted(plan, lanes, needs) if plan.propose else None
         inspection = self._inspect(lanes, drafted, fetched, plan.step)
         step = InFlight(
@@ -174,7 +174,6 @@ class Runner:
             prompt_scores=prompt_scores,
             grants=dict(self._grants),
             begun=begun,
-            ended=done,
             laps=self._laps,
             host_seconds=self._laps.launched() if self.device.type == "cuda" else 0.0,
             inspection=inspection,

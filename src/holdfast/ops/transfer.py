@@ -35,9 +35,13 @@ class Buffer:
         pinned = device.type == "cuda"
         self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
         self._written = [host.numpy() for host in self._host]
+        self._parts: dict[int, tuple[Tensor, ...]] = {}  # the first so many elements of all three
 
     def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
         """The first len(values) elements, in place."""
-        size = len(values)
-        self._written[turn % 2][:size] = values
-        return self.device[:size].copy_(self._host[turn % 2][:size], non_blocking=True)
+        size, which = len(values), turn % 2
+        self._written[which][:size] = values
+        parts = self._parts.get(size)
+        if parts is None:
+            parts = self._parts[size] = tuple(whole[:size] for whole in (self.device, *self._host))
+        return parts[0].copy_(parts[1 + which], non_blocking=True)

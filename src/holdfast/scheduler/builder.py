@@ -24,11 +24,10 @@ class PlanBuilder:
     uncertain: list[int] = field(default_factory=list)
 
     def add(self, work: RowWork, position: int, uncertain: int = 0) -> None:
-        row, _, tokens, _ = work
-        self.work[row] = work
+        self.work[work.row] = work
         self.positions.append(position)
         self.uncertain.append(uncertain)
-        self.budget -= tokens
+        self.budget -= work.tokens
 
     def build(self, freed_slots: tuple[Slot, ...], freed_pages: tuple[Page, ...]) -> StepPlan:
         return StepPlan(

@@ -193,7 +193,9 @@ class Scheduler:
                 owed -= 1
                 if propose or drafts:
                     request.uncertain += drafts
-                    seat.draft(min(propose, share(seat.row)))
+                    mine = share(seat.row)
+                    if mine != drafts or mine > propose:
+                        seat.draft(min(propose, mine))
                 continue
             if not plan.budget:
                 return
@@ -458,7 +460,7 @@ class Scheduler:
                 request.uncertain -= drafts
                 request.planned -= 1 + drafts - chosen
                 if proposed:
-                    metrics.speculation.count(drafts=proposed, accepted=chosen - 1)
+                    metrics.speculation.count(proposed, chosen - 1)
             if metrics.first_token is None:
                 metrics.first_token = self._clock()
             if seat.stops.isdisjoint(tokens) and len(known) + chosen < seat.most_tokens:
