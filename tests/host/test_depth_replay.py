@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -67,8 +68,8 @@ def test_long_windows_say_too_little_of_short_ones() -> None:
         while position < len(text):
             depth, windows = 3 if windows % 32 < 4 else 7, windows + 1
             accepted = min(depth, int(text[position]))
-            survival.learn([(depth, accepted)])
-            plain.learn([(depth, accepted)], alike=depth == 7)
+            survival.learn(Counter([(depth, accepted)]))
+            plain.learn(Counter([(depth, accepted)]), alike=depth == 7)
             position += 1 + accepted
     true = statistics.mean(brought for text in texts for brought in in_windows(text, 3))
     assert plain.expected()[3] < 0.97 * true and survival.expected()[3] == pytest.approx(true, rel=0.02)

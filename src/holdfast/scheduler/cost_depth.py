@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,9 +37,9 @@ REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 31
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
 """Standard deviations, at most, by which the tokens of steps must differ from those expected to end that early."""
-MANY = 8
-"""Rows; while a decision holds only every fourth step is timed, for the same reason, and where there are so many rows
-nothing is learned from the others."""
+TIMED, MANY = 4, 8
+"""For the same reason only every fourth step is timed while a decision holds, and of so many rows nothing is learned
+from the others."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
@@ -97,7 +98,7 @@ class CostDepth(Depth):
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
-        self._windows: list[tuple[int, int]] = []  # drafts and accepted ones, not learned from yet
+        self._windows: Counter[tuple[int, int]] = Counter()  # drafts and accepted ones, not learned from yet
         self._passed: list[StepResult] = []  # nor from these
         self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
@@ -128,10 +129,22 @@ class CostDepth(Depth):
     def think(self) -> None:
         """Of a depth that was unknown, or when it is looked whether drafts are worth it, the next result is worth
         waiting for."""
-        self._learn()
-        self._chosen = self.reason in ("best", "probe") and not (self._looked_at and self._tries)
-        if self._chosen:
-            self._choose()
+        if not self._rests_on():
+            self._learn()
+            self._chosen = self.reason in ("best", "probe") and not (self._looked_at and self._tries)
+            if self._chosen:
+                self._choose()
+
+    def _rests_on(self) -> bool:
+        """The step is one of a rest, of those that are not timed, and so is the next; results are left lying."""
+        plan, resting = self._plan, self._resting
+        if not (resting and plan and self._held and self._holds > 1 and self._holds % TIMED):
+            return False
+        if not self._goes_on(plan):
+            return False
+        self._same, self._holds, self._chosen = self._same + 1, self._holds - 1, True
+        self._flight[plan.step], self._plan = resting[1], None
+        return True
 
     # --- deciding ---
 
@@ -157,7 +170,7 @@ class CostDepth(Depth):
         self._learned = False
         deal = self._deal() if self._ragged else None
         self._expected = deal.expected if deal else self._survival.expected()
-        before, self._decided_rows = self.depth, self._load.rows
+        before, self._decided_rows = self._settled, self._load.rows
         rates = self._settle()
         self.depth, self._holds = self._settled, 0
         if self.reason == "explore":
@@ -327,7 +340,7 @@ class CostDepth(Depth):
     def _learn_plan(self, plan: StepPlan) -> None:
         if self._held and self._resting and self._goes_on(plan):
             self._same += 1
-            self._flight[plan.step] = self._resting[self._holds % 4 > 0]
+            self._flight[plan.step] = self._resting[self._holds % TIMED > 0]
             return
         if plan.starts and plan.work:
             self._learn_windows()
@@ -352,20 +365,20 @@ class CostDepth(Depth):
 
     def _observe(self, plan: StepPlan) -> int | None:
         """Rows that will choose in the next step; and how many drafts each of this one has, if all are windows."""
-        rows = context = drafts = longest = windows = 0
-        for (_, _, tokens, window), position in zip(plan.work, plan.positions, strict=True):
-            if window.bonus:
-                rows, context, drafts = rows + 1, context + position, drafts + window.drafts
-                longest = max(longest, window.drafts)
-                windows += tokens == 1 + window.drafts
+        choosing = [
+            (work, at) for work, at in zip(plan.work, plan.positions, strict=True) if work.window.bonus
+        ]
+        rows = len(choosing)
         if rows:
             self._same = self._same + 1 if rows == self._load.rows else 0
-            self._load = Load(rows, context)
+            self._load = Load(rows, sum([at for _, at in choosing]))
         if rows and self._ragged:
-            self._rows = [work for work in plan.work if work.sample]
-        if windows < len(plan.work) or plan.starts:
+            self._rows = [work for work, _ in choosing]
+        drafts = [window.drafts for (_, _, tokens, window), _ in choosing if tokens == 1 + window.drafts]
+        if len(drafts) < len(plan.work) or plan.starts:
             return None
-        if self._ragged and drafts < (longest - 0.25) * rows:
+        longest = max(drafts, default=0)
+        if self._ragged and sum(drafts) < (longest - 0.25) * rows:
             return None  # dealt out unevenly
         return longest if longest in self._depths else None
 
@@ -390,7 +403,7 @@ class CostDepth(Depth):
             self._learn_windows()
             self._survival.learn(windows, alike=False)
         else:
-            self._windows += windows
+            self._windows.update(windows)
         if not self.depth and self.reason == "best":
             self._holds, self._learned = 0, False  # what a look found is not left lying
         if self._ragged:
@@ -423,11 +436,11 @@ class CostDepth(Depth):
             self._earned += result.seconds
             self._costs.heard(result.host_seconds)
             if len(result.work) < MANY:
-                self._windows += _windows(result)
+                self._windows.update(_windows(result))
         self._passed.clear()
-        windows, self._windows = self._windows, []
-        if windows:
-            self._survival.learn(windows)
+        if self._windows:
+            self._survival.learn(self._windows)
+            self._windows = Counter()
 
     def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
         own = self._own.get(row)
@@ -438,10 +451,11 @@ class CostDepth(Depth):
         own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
 
 
-def _windows(result: StepResult) -> list[tuple[int, int]]:
-    """Drafts of each row that had some, and how many were accepted."""
-    rows = zip(result.work, result.tokens, strict=True)
-    return [(work.window.drafts, len(tokens) - 1) for work, tokens in rows if work.window.drafts]
+def _windows(result: StepResult) -> Counter[tuple[int, int]]:
+    """How many rows had so many drafts, if any, and as many that were accepted."""
+    drafts = [window.drafts for _, _, _, window in result.work]
+    found = Counter(zip(drafts, map(len, result.tokens), strict=True))
+    return Counter({(made, tokens - 1): rows for (made, tokens), rows in found.items() if made})
 
 
 def _told(rate: float, known: bool) -> str:

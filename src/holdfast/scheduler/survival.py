@@ -104,15 +104,15 @@ class Survival:
         self._brought: dict[int, Brought] = {}
         self._plain: list[float] = []  # what is plainly expected, once somebody asked
 
-    def learn(self, windows: list[tuple[int, int]], *, alike: bool = True) -> None:
-        """(drafts, accepted) of each row of a step that had drafts. A draft that was planned, but that the drafter
-        did not make, was not accepted.
+    def learn(self, windows: Counter[tuple[int, int]], *, alike: bool = True) -> None:
+        """By (drafts, accepted), rows of steps that had drafts. A draft that was planned, but that the drafter did
+        not make, was not accepted.
 
         alike  the rows had as many, whatever was known of them; so they tell how many tokens so many drafts bring
         """
         reached, kept = [0] * len(self._places), [0] * len(self._places)
         by_depth: dict[int, tuple[int, int]] = {}
-        for (drafts, accepted), count in Counter(windows).items():
+        for (drafts, accepted), count in windows.items():
             for number in range(accepted):
                 kept[number] += count
             for number in range(min(drafts, accepted + 1)):
