@@ -163,7 +163,7 @@ def test_what_lies_on_the_device_is_not_sent_again(monkeypatch: pytest.MonkeyPat
     ragged = replace(DRAFTING, step=4, work=(work(3, 9, sample=True),), positions=(0,), uncertain=(0,))
     first = inputs.fill(DRAFTING)
     again = inputs.fill(moved)
-    assert sent == [1] and again == replace(first, turn=2, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
+    assert sent == [1] and again == first._replace(turn=2, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
     inputs.fill(fewer)
     assert first.rows.tolist() == [2, 0, 0, 0, 0, 0], "as it is now"
     for other in (ragged, DRAFTING, ragged, ragged):
@@ -180,7 +180,7 @@ def test_nor_are_windows_that_have_no_shape() -> None:
     first = inputs.fill(DRAFTING)
     assert first.shape is None
     again = inputs.fill(replace(DRAFTING, step=2))
-    assert again.rows is first.rows and again == replace(first, turn=2)
+    assert again.rows is first.rows and again == first._replace(turn=2)
 
 
 def test_windows_that_are_back_are_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_windows_that_are_back_are_not_worked_out_again(monkeypatch: pytest.Monk
     inputs.fill(replace(DRAFTING, step=2, work=plain))
     back = inputs.fill(replace(DRAFTING, step=3, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0)))
     assert worked_out == [1, 2]
-    assert back == replace(first, turn=3, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
+    assert back == first._replace(turn=3, positions=(10, 3, 8, 9), uncertain=(1, 0, 0, 0))
     for now, then in zip((back.counts, back.choices.drafts.first, back.lane), told, strict=True):
         assert now.tolist() == then.tolist()
     inputs.fill(replace(DRAFTING, step=4, work=plain))

@@ -72,9 +72,10 @@ def test_marks_of_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_a_report_is_as_it_was_when_it_was_taken() -> None:
-    """The device may overwrite it with its next step's; and the next but two of steps may be longer."""
+    """The device may overwrite it with its next step's; and a later step's may be longer."""
     tray, told = Tray(torch.device("cuda")), torch.arange(5, device="cuda")
-    torch.cuda._sleep(10**7)
+    tray.take(told).wait()
+    torch.cuda._sleep(10**8)
     taken = tray.take(told)
     told += 7
     assert not taken.there and taken.wait()[0].tolist() == [0, 1, 2, 3, 4]

@@ -302,6 +302,7 @@ def test_a_rest_ends_when_windows_bring_what_nobody_expected() -> None:
 def test_in_a_rest_results_are_left_lying_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
     loop = Loop(policy, rows=2, late=1)
+    loop.right = dict.fromkeys(loop.right, 3)
     loop.seconds = lambda tokens: 1 + 0.05 * tokens  # type: ignore[method-assign]
     loop.run(200)
     learn, learned = policy._learn_result, list[int]()

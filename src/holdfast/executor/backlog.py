@@ -22,7 +22,7 @@ from ..memory.state_pool import NEVER
 from ..ops.transfer import Buffer
 from ..plan import Grant, RowWork, StepPlan
 from ..spec.drafter import Drafter
-from .inputs import Lanes
+from .inputs import Choices, Lanes
 
 
 class Backlog:
@@ -37,13 +37,24 @@ class Backlog:
         self.patience = 0 if drafter is None else drafter.patience
         self.trails = drafter is not None and drafter.trails
         self.rows: list[Row] = []
-        self._work: tuple[RowWork, ...] = ()  # of the last step that it grew by
-        self.tokens = self.lanes = self.longest = 0
+        self._work: tuple[RowWork, ...] = ()  # of the last step that it grew by,
+        self._choices: Choices | None = None  # and its choices
+        self.tokens = self.lanes = self.longest = self._room = 0
         self._told, self._most_tokens = told, limits.max_num_batched_tokens
         self._most_held = limits.fold_every - 1 + limits.max_window
         self._slots: dict[Row, dict[Slot, int]] = {}  # of rows, and the lines for which they have them
         self._lines: dict[Row, int] = {}  # of the last grants that rows had
         self._holders: set[Row] = set()  # of grants that the drafter may not have come to yet
+
+    def goes_on(self, plan: StepPlan, lanes: Lanes) -> bool:
+        """It grows by one more step of the same rows, as it does in most steps without drafts. Then it has."""
+        same = lanes.choices is self._choices and not plan.propose and not plan.starts
+        if not same or self.tokens >= self._room or (self.trails and plan.grants):
+            return False
+        self.tokens += 1
+        if not lanes.uniform:
+            self.longest = self.tokens
+        return True
 
     def room(self, lanes: int) -> int:
         """Tokens of each lane, so that catching up takes no more of them than a step may have."""
@@ -80,8 +91,9 @@ class Backlog:
             if self.trails:
                 for row, most, uncertain in zip(self.rows, lanes.positions, lanes.uncertain, strict=True):
                     self._passed(row, most - uncertain - self._most_held)
-        self.tokens, self._work = self.tokens + 1, lanes.work
-        self.longest = self.room(self.lanes) if lanes.uniform else self.tokens
+        self.tokens, self._work, self._choices = self.tokens + 1, lanes.work, lanes.choices
+        self._room = self.room(self.lanes)
+        self.longest = self._room if lanes.uniform else self.tokens
 
     def _passed(self, row: Row, line: int) -> None:
         """The drafter begins at this line or beyond: slots for those before it are none of its business any more."""
@@ -103,7 +115,7 @@ class Backlog:
             self._holders.add(grant.row)
 
     def clear(self) -> None:
-        self.rows, self._work, self.tokens = [], (), 0
+        self.rows, self._work, self._choices, self.tokens = [], (), None, 0
 
     @property
     def passes(self) -> int:

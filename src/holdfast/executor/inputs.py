@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +46,7 @@ class Shape:
     window: int
 
 
-@dataclass(frozen=True)
-class Lanes:
+class Lanes(NamedTuple):
     """The plan's work, windows first. `lane` and `offset` say of each token whose it is and which of them.
 
     There may be more lanes than work: those are padding, and have row 0. Lanes of a *uniform* step are windows that
@@ -71,6 +72,9 @@ class Lanes:
     choices: Choices
     exports: tuple[Grant, ...]
     missed_exports: tuple[Grant, ...]
+    report: tuple[slice, ...]
+    """Where the parts lie of what it reports: four numbers of each lane, two of each that is chosen for, and what was
+    chosen."""
 
     @property
     def uniform(self) -> bool:
@@ -233,6 +237,7 @@ class Inputs:
             choices=Choices(tuple(choosers.tolist()), tuple(begins.tolist()), chosen, on_device[9]),
             exports=exports,
             missed_exports=tuple(e for e in plan.exports if e not in exports),
+            report=_side_by_side([lanes] * 4 + [len(choices[0])] * 2 + [len(after)]),
         )
         if shape:
             self._known[shape] = laid, told
@@ -244,13 +249,17 @@ class Inputs:
 
 def _again(lanes: Lanes, plan: StepPlan) -> Lanes:
     """The same work, where it stands now."""
-    return replace(
-        lanes,
+    return lanes._replace(
         turn=plan.step,
         positions=plan.positions,
         uncertain=plan.uncertain,
         missed_exports=plan.exports,  # only runs export, and there is none
     )
+
+
+def _side_by_side(sizes: Sequence[int]) -> tuple[slice, ...]:
+    ends = accumulate(sizes, initial=0)
+    return tuple(slice(begin, end) for begin, end in pairwise(ends))
 
 
 def _choices(

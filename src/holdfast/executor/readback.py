@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -96,16 +95,23 @@ class Tray(Fetch):
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.int64)
+        self._parts: dict[int, Tensor] = {}  # its first so many elements
         self.done = Mark(device)
 
     def take(self, told: Tensor) -> Tray:
         self._host = (told,)
         if told.is_cuda:
-            if len(self._memory) < len(told):
-                self._memory = torch.empty(2 * len(told), dtype=told.dtype, pin_memory=True)
-            self._host = (self._memory[: len(told)].copy_(told, non_blocking=True),)
+            self._host = (self._part(told.numel()).copy_(told, non_blocking=True),)
         self.done.set()
         return self
+
+    def _part(self, size: int) -> Tensor:
+        if size > len(self._memory):
+            self._memory = torch.empty(2 * size, dtype=self._memory.dtype, pin_memory=True)
+            self._parts.clear()
+        if size not in self._parts:
+            self._parts[size] = self._memory[:size]
+        return self._parts[size]
 
 
 def report(committed: Committed, verified: Verified, chosen: Tensor, *further: Tensor) -> Tensor:
@@ -184,8 +190,8 @@ class InFlight:
             bases=base[: len(work)].tolist(),
             tokens=kept,
             proposed=made,
-            logprobs=self._by_row(self._logprobs(kept)),
-            prompt_logprobs=self._by_row(self.prompt_scores.read() if self.prompt_scores else {}),
+            logprobs=self._by_row(self._logprobs(kept)) if self.chosen.logprobs else {},
+            prompt_logprobs=self._by_row(self.prompt_scores.read()) if self.prompt_scores else {},
             failed=self.failed,
             used=self._grants(used) + self.lanes.exports,
             missed=self._grants(missed) + self.lanes.missed_exports,
@@ -209,11 +215,9 @@ class InFlight:
 
     def _told(self) -> tuple[Numbers, ...]:
         """The parts of the report. Few steps need all of them as lists."""
-        lanes, choosing = len(self.lanes.rows), len(self.lanes.choices.drafts.lane)
-        ends = list(accumulate([0] + [lanes] * 4 + [choosing] * 2 + [len(self.lanes.choices.after)]))
         [told] = self.report.wait()
         numbers = told.numpy()
-        return tuple(numbers[begin:end] for begin, end in pairwise(ends))
+        return tuple([numbers[part] for part in self.lanes.report])
 
     def _choosers(self) -> Iterator[tuple[int, int, int]]:
         """Lanes that choose, which choice is the first of each, and which of the report's lanes they are."""
@@ -238,8 +242,7 @@ class InFlight:
 
     def _logprobs(self, kept: list[tuple[int, ...]]) -> dict[int, tuple[TokenLogprob, ...]]:
         """By lane, of those that ask for some."""
-        if self.chosen.logprobs is None:
-            return {}
+        assert self.chosen.logprobs is not None
         scored, begins = self.chosen.logprobs.read(), self.lanes.choices.begins
         return {
             lane: tuple(logprob.best(wanted) for logprob in scored[begin : begin + len(kept[lane])])

@@ -190,6 +190,8 @@ class Runner:
         backlog = self.backlog
         if not backlog.patience:
             return True
+        if backlog.goes_on(plan, lanes):
+            return False
         grows = backlog.may_grow(plan, lanes)
         if backlog.tokens and not (grows and backlog.holds(plan, lanes)):
             self._clear_backlog(plan.step)
