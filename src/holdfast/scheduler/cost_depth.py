@@ -385,8 +385,12 @@ class CostDepth(Depth):
     def _learn_result(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
         if launched.passed:
-            self._passed.append(result)
-            self._look_out(result, launched.verified or 0)
+            self._earned += result.seconds
+            self._costs.heard(result.host_seconds)
+            if launched.verified:
+                self._look_out(result, launched.verified)
+                if len(result.work) < MANY:
+                    self._passed.append(result)
             return
         if launched.verified is not None:
             self._settle_accounts(launched, result)
@@ -433,10 +437,7 @@ class CostDepth(Depth):
 
     def _learn_windows(self) -> None:
         for result in self._passed:
-            self._earned += result.seconds
-            self._costs.heard(result.host_seconds)
-            if len(result.work) < MANY:
-                self._windows.update(_windows(result))
+            self._windows.update(_windows(result))
         self._passed.clear()
         if self._windows:
             self._survival.learn(self._windows)

@@ -192,7 +192,7 @@ class StepCosts:
             if depth in times:
                 found[depth] = Belief(times[depth], cells[depth].steps)
             else:
-                nearby = self._as_nearby(here, depth, context)
+                nearby = self._as_nearby(here, depth, context, times)
                 seconds = nearby or self._at_least(here, depth, context)
                 found[depth] = Belief(seconds, foreseen=nearby > 0)
         return found
@@ -200,10 +200,10 @@ class StepCosts:
     def seconds(self, rows: int, depth: int, context: int) -> float:
         return self.beliefs(rows, (depth,), context)[depth].seconds
 
-    def _as_nearby(self, here: int, depth: int, context: int) -> float:
-        """0: nothing is known there either."""
-        own = self._times(here, context)
-        for there in sorted(self._bands, key=lambda rows: max(rows / here, here / rows)):
+    def _as_nearby(self, here: int, depth: int, context: int, own: dict[int, float]) -> float:
+        """own: what is known here.  0: nothing is known there either"""
+        known = [rows for rows, cells in self._bands.items() if depth in cells and rows != here]
+        for there in sorted(known, key=lambda rows: max(rows / here, here / rows)):
             times = self._times(there, context)
             if depth in times:
                 if not own:
@@ -227,7 +227,7 @@ class StepCosts:
                 continue
             least, device = min(least, cell.host), self._device(cell, context)
             if least * slowest > device:
-                device = sum(max(device, least * pace) for pace in self._host) / len(self._host)
+                device = sum([max(device, least * pace) for pace in self._host]) / len(self._host)
             times[depth] = device
         return times
 
