@@ -510,7 +510,7 @@ def test_prompts_teach_nothing_of_drafts() -> None:
     loop = Loop(policy)
     loop.right = dict.fromkeys(loop.right, 3)
     loop.run(60)
-    policy.think()  # of the last one, too
+    policy._learn()  # of the last ones, too
     before = policy._survival.expected()
     prompts(policy, range(1000, 1500), starts=0)
     policy._learn_windows()
