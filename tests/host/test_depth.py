@@ -511,6 +511,7 @@ def test_prompts_teach_nothing_of_drafts() -> None:
     loop.right = dict.fromkeys(loop.right, 3)
     loop.run(60)
     policy._learn()  # of the last ones, too
+    policy._learn_windows()
     before = policy._survival.expected()
     prompts(policy, range(1000, 1500), starts=0)
     policy._learn_windows()
