@@ -236,22 +236,25 @@ def test_whoever_looks_again_goes_by_what_is_seen_now() -> None:
     assert 0.5 < shorter < 1 and 0.1 < longer < 0.5
 
 
-def test_on_a_shared_machine_all_kinds_take_longer_together() -> None:
-    """What one kind shows while it goes on is taken to be so of the others; what differs from one kind to the next is
-    the kinds' own."""
-    costs = StepCosts(shared=True)
-    for _ in range(20):
-        costs.learn(8, 1, 0, 0.030)
-    for _ in range(20):
-        costs.learn(8, 0, 0, 0.020)
-    assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.01)
-    for _ in range(120):
-        costs.learn(8, 0, 0, 0.040)
-    assert costs.seconds(8, 0, 0) == pytest.approx(0.040, rel=0.05)
-    assert costs.seconds(8, 1, 0) == pytest.approx(0.060, rel=0.05)
-    for _ in range(120):
-        costs.learn(8, 0, 0, 0.020)
-    assert costs.seconds(8, 1, 0) == pytest.approx(0.030, rel=0.05)
+@pytest.mark.parametrize("ragged", [True, False])
+def test_where_no_graphs_are_launched_a_look_tells_the_time_as_well(
+    ragged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafts that a step verifies were made for it, so it takes what every step with so many does."""
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=ragged)
+    loop = Loop(policy, rows=1)
+    loop.seconds = lambda tokens: 1 + 0.5 * tokens  # type: ignore[method-assign]
+    loop.run(200)
+    learned = list[int]()
+    learn = policy._costs.learn
+    monkeypatch.setattr(
+        policy._costs, "learn", lambda *kind, **how: (learned.append(kind[1]), learn(*kind, **how))
+    )
+    before = dict(policy.steps[1])
+    made = loop.run(300)
+    looks = sum(policy.steps[1].values()) - sum(before.values())
+    assert looks == made.count(1) > 3 and sum(made) == looks
+    assert learned.count(1) >= looks - 1 if ragged else not learned.count(1)
 
 
 def test_a_step_takes_as_long_as_the_slower_of_device_and_host() -> None:

@@ -114,12 +114,16 @@ def test_changes_are_followed_everywhere(
 
 
 def follows(sim: ModuleType, model: str, rows: int, rates: list[float], *, change: int) -> None:
+    """Medians of a few seeds: of one request, chance may say for a while that it is another text."""
     machine = sim.Machine.of(model)
     traffic = sim.Traffic(rows, lambda step, row: rates[(step - 1) // change])
-    ran = sim.run(sim.cost(), machine, traffic, change * len(rates), seed=change)
+    ran = [
+        sim.run(sim.cost(), machine, traffic, change * len(rates), seed=change + seed) for seed in range(5)
+    ]
     for turn, rate in enumerate(rates):
         best = sim.best_fixed(machine, rows, [rate])[1]
-        assert ran.speed(turn * change + 50, (turn + 1) * change) >= 0.97 * best
+        speeds = sorted(one.speed(turn * change + 50, (turn + 1) * change) / best for one in ran)
+        assert speeds[2] >= 0.97 and speeds[0] >= 0.92, speeds
 
 
 @pytest.mark.parametrize(("rows", "rates"), [(16, [0.9, 0.1]), (64, [0.95, 0.0, 0.5, 0.3])])

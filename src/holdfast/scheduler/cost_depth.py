@@ -90,7 +90,7 @@ class CostDepth(Depth):
         self._config, self._ragged = config, ragged
         self._depths = config.all_depths
         self._most = max(self._depths)
-        self._costs, self._survival = StepCosts(shared=ragged), Survival(self._most)
+        self._costs, self._survival = StepCosts(), Survival(self._most)
         self._own: dict[Row, Own] = {}
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows
@@ -346,7 +346,9 @@ class CostDepth(Depth):
             self._learn_windows()
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         verified, before = self._observe(plan), self._verified
-        steady = verified is not None and verified == self.depth and (verified > 0 or before == 0)
+        # what a step takes depends on the drafts that were made for it; where graphs are launched, the next one's too
+        steady = verified is not None and (verified == self.depth or (self._ragged and verified > 0))
+        steady = steady and (verified != 0 or before == 0)
         steady = steady and self._same > 0  # the first with other rows has more to prepare
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0

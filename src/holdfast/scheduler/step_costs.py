@@ -31,8 +31,6 @@ FEW = 16
 SHORTER, LONGER = 2.0, 0.5
 """one that is shorter than is believed counts for more, and one that is longer for less: a kind that looks shorter
 than it is will be in use, and then is known; one that looks longer is left alone."""
-STAY = 8
-"""After so many steps of one kind, what further ones take longer or shorter is put down to the machine."""
 WEIGHT = 0.01
 """Of the newest step, in what a token of context costs;"""
 OUTLIER = 1.3
@@ -79,8 +77,6 @@ class Cell:
     """with so many tokens that all rows know together."""
     host: float = 0.0
     """The least that the host takes."""
-    pace: float = 1.0
-    """Of the machine, when it was."""
     steps: int = 0
     seen: int = 0
     """Those that tell what the device takes."""
@@ -97,17 +93,11 @@ class StepCosts:
     the device takes is a constant of each kind of step, and so much for each token of context, whatever the kind.
     What the host takes is a constant too, times a pace that changes with whatever else it does, and that is the same
     for all kinds: the steps that are made tell it of those that are not.
-
-    shared  host and device are one, so that all kinds take longer for a while, and then shorter again
     """
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self._shared = shared
-        self._pace = 1.0  # how long steps of any kind take now, compared with the first
+    def __init__(self) -> None:
         self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
         self._now = Cell()  # of the last kind
-        self._last: tuple[int, int] | None = None
-        self._stay = 0  # steps of the last kind in a row
         self._bands: dict[int, dict[int, Cell]] = {}
         self._steps = 0
         self.per_token = 0.0
@@ -126,10 +116,8 @@ class StepCosts:
         starved: bool = False,
     ) -> None:
         """starved  the device may have waited for the host, so it takes so long at most"""
-        kind = here, _ = (band(rows), depth)
-        cells = self._bands.setdefault(here, {})
+        cells = self._bands.setdefault(band(rows), {})
         cell = cells.get(depth) or cells.setdefault(depth, Cell())
-        self._stay, self._last = self._stay + 1 if kind == self._last else 0, kind
         self._steps, cell.steps = self._steps + 1, cell.steps + 1
         self._now = cell
         if host:
@@ -137,7 +125,7 @@ class StepCosts:
             self.heard(host)
         if not starved or seconds < cell.seconds:
             self._learn_device(cell, context, seconds)
-        cell.pace, cell.last = self._pace, self._steps
+        cell.last = self._steps
 
     def heard(self, host: float) -> None:
         """Of one more step of the last kind, what the host took for it."""
@@ -155,7 +143,7 @@ class StepCosts:
     def _average(self, cell: Cell, context: int, seconds: float) -> None:
         if self._steps - cell.last > PAUSE:
             cell.weight = min(cell.weight, RECALLED)
-        before = cell.seconds = cell.seconds * self._pace / cell.pace
+        before = cell.seconds
         self._learn_context(cell, context, seconds)
         cell.weight = min(REMEMBERED, cell.weight + 1)
         part = 1 / cell.weight
@@ -163,8 +151,6 @@ class StepCosts:
             part = min(1.0, part * (SHORTER if seconds < before else LONGER))
         cell.seconds += part * (min(seconds, INTERRUPTED * before) - before)
         cell.context += part * (context - cell.context)
-        if self._shared and self._stay >= STAY:
-            self._pace *= cell.seconds / before
 
     def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
         """From how it differs from one of the steps before it."""
@@ -232,7 +218,7 @@ class StepCosts:
         return times
 
     def _device(self, cell: Cell, context: int) -> float:
-        seconds = cell.seconds * self._pace / cell.pace
+        seconds = cell.seconds
         return max(seconds / 2, seconds + self.per_token * (context - cell.context))
 
 
