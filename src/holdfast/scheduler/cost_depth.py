@@ -17,7 +17,7 @@ from .survival import Survival
 
 MARGIN = 1.01
 """Another depth must promise so many times as much."""
-LOOKING, MEASURING = 0.011, 0.003
+LOOKING, MEASURING = 0.008, 0.004
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
 LOOK, MEASURE = 1, 4
@@ -104,7 +104,8 @@ class CostDepth(Depth):
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises
         self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
-        self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it
+        self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it,
+        self._awaited = 0  # and the step that will show it
         self._rests = 0  # steps of the last rest
         self._unexpected, self._steps_rested = 0.0, 0  # tokens that its steps brought more than expected
         self._holds = 0  # further steps for which the decision holds,
@@ -164,6 +165,9 @@ class CostDepth(Depth):
             if not self._holds:  # in a step of its own: the device would have to wait for one that takes long
                 self._learn_windows()
                 self._learned = True
+            return
+        if self._awaited and not self._settled:  # until then nothing else is tried
+            self.depth, self.reason, self._proposes, self._shares = 0, "best", 0, {}
             return
         if not self._learned:
             self._learn_windows()
@@ -352,6 +356,7 @@ class CostDepth(Depth):
         steady = steady and self._same > 0  # the first with other rows has more to prepare
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0
+            self._awaited = plan.step + 1 if self._after and self._length(self._tried) == LOOK else 0
         trial = self._tried if self._after else None
         if self.reason == "best":
             self._after = max(0, self._after - 1)
@@ -386,6 +391,8 @@ class CostDepth(Depth):
 
     def _learn_result(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
+        if result.step == self._awaited:
+            self._awaited = 0
         if launched.passed:
             self._earned += result.seconds
             self._costs.heard(result.host_seconds)
