@@ -433,6 +433,18 @@ def test_a_depth_that_was_seen_in_a_slow_moment_only_is_soon_seen_again() -> Non
     assert made[30:60].count(7) > 20 and made[-80:].count(3) > 70
 
 
+def test_a_look_that_is_never_answered_is_not_waited_for() -> None:
+    """As when the last request ends with it, and the steps that come then are another's."""
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy, rows=1)
+    loop.seconds = lambda tokens: 1 + 0.5 * tokens  # type: ignore[method-assign]
+    made = loop.run(200)
+    while made[-1] == 0:
+        made = loop.run(1)
+    loop.windows, loop.step = {Row(1): Window()}, loop.step + 100
+    assert sum(loop.run(300)) > 3
+
+
 @pytest.mark.parametrize("right", [0, 3])
 def test_it_is_decided_while_the_device_computes(right: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """But a look is not decided upon before its result is there."""

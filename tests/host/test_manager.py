@@ -119,6 +119,25 @@ def test_extend_takes_what_is_missing_or_nothing() -> None:
 # --- grants ---
 
 
+def test_while_most_pages_are_free_some_are_given_ahead() -> None:
+    """But none that the row has no place for."""
+    cache = CacheManager(make_limits(num_pages=20, max_num_seqs=2, max_model_len=32))
+    first, second = (admitted(cache, make_request(id_, PROMPT)).row for id_ in "ab")
+    assert len(cache.extend(first, 17) or ()) == 1, "half are taken: only the one that is missing"
+    cache.release(second)
+    assert [p.ordinal for p in cache.extend(first, 21) or ()] == [5, 6, 7, 8]
+    assert cache.extend(first, 36) == () and cache.room(first) == 36
+    assert cache.check().clean
+
+
+def test_pages_ahead_end_where_the_longest_answer_does() -> None:
+    cache = CacheManager(make_limits(num_pages=64, max_num_seqs=1, max_model_len=20))
+    row = admitted(cache).row
+    held = cache.room(row)
+    most = 4 * make_limits(num_pages=64, max_num_seqs=1, max_model_len=20).pages_per_row
+    assert cache.extend(row, held + 1) and cache.room(row) == min(most, held + 16) < held + 16
+
+
 def test_one_grant_at_a_time_and_any_number_of_exports() -> None:
     cache = caching()
     row = admitted(cache).row

@@ -391,7 +391,7 @@ class CostDepth(Depth):
 
     def _learn_result(self, result: StepResult) -> None:
         launched = self._flight.pop(result.step)
-        if result.step == self._awaited:
+        if result.step >= self._awaited:
             self._awaited = 0
         if launched.passed:
             self._earned += result.seconds
