@@ -31,7 +31,9 @@ FEW = 16
 SHORTER, LONGER = 2.0, 0.5
 """one that is shorter than is believed counts for more, and one that is longer for less: a kind that looks shorter
 than it is will be in use, and then is known; one that looks longer is left alone."""
-WEIGHT = 0.01
+COMPARED = 64
+"""Steps of a kind, by which it shows what a token of context costs: so many that contexts differ."""
+WEIGHT = 0.003
 """Of the newest step, in what a token of context costs;"""
 OUTLIER = 1.3
 """if it did not take so many times as long as it should."""
@@ -84,8 +86,8 @@ class Cell:
     """Steps that what is believed counts as."""
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
-    mark: tuple[int, float] = (0, 0.0)
-    """Context and time of one of them, to compare others with."""
+    others: tuple[int, float, float] = (0, 0.0, 0.0)
+    """How many there were of late, their context and what they took, on average: to compare others with."""
 
 
 class StepCosts:
@@ -153,13 +155,14 @@ class StepCosts:
         cell.context += part * (context - cell.context)
 
     def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
-        """From how it differs from one of the steps before it."""
-        there, then = cell.mark
-        if not then or cell.steps % FEW == 0:
-            cell.mark = context, seconds
-        if not then or context == there or max(seconds, then) > OUTLIER * cell.seconds:
+        """From how it differs from others of its kind."""
+        if seconds > OUTLIER * cell.seconds:
             return
-        further, longer = context - there, seconds - then
+        steps, where, took = cell.others
+        further, longer, part = context - where, seconds - took, 1 / (steps + 1)
+        cell.others = min(steps + 1, COMPARED), where + part * further, took + part * longer
+        if not steps:
+            return
         rest = longer - self.per_token * further
         self._together += WEIGHT * (further * longer - self._together)
         self._spread += WEIGHT * (further * further - self._spread)
