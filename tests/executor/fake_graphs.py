@@ -99,7 +99,7 @@ def _copy_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a GPU: the next replay overwrites it."""
     made, take = Fetch.__init__, Tray.take
     monkeypatch.setattr(Fetch, "__init__", lambda self, *told: made(self, *(x.clone() for x in told)))
-    monkeypatch.setattr(Tray, "take", lambda self, told: take(self, told.clone()))
+    monkeypatch.setattr(Tray, "take", lambda self, told, step: take(self, told.clone(), step))
 
 
 def _note_launches(monkeypatch: pytest.MonkeyPatch, recorders: list[_Recorder]) -> None:

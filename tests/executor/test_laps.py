@@ -74,12 +74,12 @@ def test_marks_of_a_gpu() -> None:
 def test_a_report_is_as_it_was_when_it_was_taken() -> None:
     """The device may overwrite it with its next step's; and a later step's may be longer."""
     tray, told = Tray(torch.device("cuda")), torch.arange(5, device="cuda")
-    tray.take(told + 0).wait()  # so that nothing has to be loaded then
+    tray.take(told + 0, 1).wait()  # so that nothing has to be loaded then
     torch.cuda._sleep(10**8)
-    taken = tray.take(told)
+    taken = tray.take(told, 4)
     assert not taken.there
     told += 7
     assert taken.wait()[0].tolist() == [0, 1, 2, 3, 4]
     longer = torch.arange(4000, device="cuda")
-    assert tray.take(longer).wait()[0].tolist() == list(range(4000))
-    assert tray.take(told).wait()[0].tolist() == [7, 8, 9, 10, 11]
+    assert tray.take(longer, 7).wait()[0].tolist() == list(range(4000))
+    assert tray.take(told, 10).wait()[0].tolist() == [7, 8, 9, 10, 11]

@@ -91,15 +91,19 @@ TRAYS = 3
 
 
 class Tray(Fetch):
-    """For the report of one step after another: the same memory of the host, the same mark."""
+    """For the report of one step after another: the same memory of the host, the same mark. So it is for steps that
+    nobody asks about once TRAYS more were launched."""
+
+    step = -1
+    """Whose report it holds."""
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.int64)
         self._parts: dict[int, Tensor] = {}  # its first so many elements
         self.done = Mark(device)
 
-    def take(self, told: Tensor) -> Tray:
-        self._host = (told,)
+    def take(self, told: Tensor, step: int) -> Tray:
+        self._host, self.step = (told,), step
         if told.is_cuda:
             self._host = (self._part(told.numel()).copy_(told, non_blocking=True),)
         self.done.set()
@@ -215,6 +219,8 @@ class InFlight:
 
     def _told(self) -> tuple[Numbers, ...]:
         """The parts of the report. Few steps need all of them as lists."""
+        if isinstance(self.report, Tray) and self.report.step != self.plan.step:
+            raise RuntimeError(f"the report of step {self.plan.step} was overwritten by {self.report.step}'s")
         [told] = self.report.wait()
         numbers = told.numpy()
         return tuple([numbers[part] for part in self.lanes.report])

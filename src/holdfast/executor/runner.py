@@ -163,7 +163,7 @@ class Runner:
         ended = self.graphs.run(
             ("end", lanes.shape, absorbs, needs), lambda: self._end(passed, lanes, needs, plan.step, masks)
         )
-        fetched = self._trays[plan.step % TRAYS].take(ended.report)  # the host need not wait for drafts
+        fetched = self._fetch(ended.report, plan.step, needs)  # the host need not wait for drafts
         drafted = self._drafted(plan, lanes, needs) if plan.propose else None
         inspection = self._inspect(lanes, drafted, fetched, plan.step)
         step = InFlight(
@@ -183,6 +183,10 @@ class Runner:
         if needs.constrained:
             self.constraints.launched(step)
         return step
+
+    def _fetch(self, report: Tensor, step: int, needs: Needs) -> Fetch:
+        """Constraints ask what was chosen when they choose next, and that may be many steps later."""
+        return Fetch(report) if needs.constrained else self._trays[step % TRAYS].take(report, step)
 
     def _absorbs(self, plan: StepPlan, lanes: Lanes) -> bool:
         """Or may the drafter leave this step's tokens for later? What it left before it absorbs now, unless this step
