@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..ids import Row
 from ..memory.inspection import Inspection
 from ..memory.state_pool import Committed
 from ..ops.acceptance.reference import Verified
+from ..ops.transfer import parts_of
 from ..plan import Grant, RowWork, StepPlan, StepResult
 from ..request import TokenLogprob
 from .inputs import Lanes
@@ -58,7 +59,7 @@ class Mark:
         return earlier._event.elapsed_time(self._event) / 1e3
 
 
-@functools.cache
+@cache
 def _stream(handle: int, index: int) -> torch.cuda.Stream:
     """The one that is current, by its handle: torch takes longer to make an object of it than to use it."""
     stream = torch.cuda.current_stream(index)
@@ -98,24 +99,19 @@ class Tray(Fetch):
     """Whose report it holds."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(0, dtype=torch.int64)
-        self._parts: dict[int, Tensor] = {}  # its first so many elements
+        self._size, self._parts = 0, parts_of()
         self.done = Mark(device)
 
     def take(self, told: Tensor, step: int) -> Tray:
         self._host, self.step = (told,), step
         if told.is_cuda:
-            self._host = (self._part(told.numel()).copy_(told, non_blocking=True),)
+            if (size := told.numel()) > self._size:
+                self._size = 2 * size
+                self._parts = parts_of(torch.empty(self._size, dtype=told.dtype, pin_memory=True))
+            [host] = self._host = self._parts(size)
+            host.copy_(told, non_blocking=True)
         self.done.set()
         return self
-
-    def _part(self, size: int) -> Tensor:
-        if size > len(self._memory):
-            self._memory = torch.empty(2 * size, dtype=self._memory.dtype, pin_memory=True)
-            self._parts.clear()
-        if size not in self._parts:
-            self._parts[size] = self._memory[:size]
-        return self._parts[size]
 
 
 def report(committed: Committed, verified: Verified, chosen: Tensor, *further: Tensor) -> Tensor:

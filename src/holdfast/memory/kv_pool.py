@@ -33,8 +33,6 @@ class KVPool:
         self._places = self.table.view(-1)
         self._told = Buffer(3 * self.table.numel(), device, torch.int32)
         """Of every page that a step maps, its place in the table, as two words; then of every one, which it is."""
-        self._parts: dict[int, tuple[Tensor, Tensor]] = {}
-        """The two, of so many pages."""
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """A new tenant must not find the last one's pages."""
@@ -48,11 +46,8 @@ class KVPool:
         rows, ordinals, stored = columns(pages)
         places = rows * self.table.shape[1] + ordinals
         told = self._told.fill(np.concatenate((places.view(np.int32), stored)), turn)
-        parts = self._parts.get(len(pages))
-        if parts is None:
-            words = 2 * len(pages)
-            parts = self._parts[len(pages)] = told[:words].view(torch.int64), told[words:]
-        self._places.index_copy_(0, *parts)
+        where, which = told.split((2 * len(pages), len(pages)))
+        self._places.index_copy_(0, where.view(torch.int64), which)
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy keys and values between positions of a row: what a tree's accepted path needs.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Column = NDArray[np.int64]
+KEPT = 64
+"""Sizes in which parts of buffers are kept: to make one takes the host half as long as a copy."""
 
 
 def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -26,6 +29,11 @@ def columns(told: Sequence[Sequence[int]]) -> list[Column]:
     return [np.fromiter(column, np.int64, len(told)) for column in zip(*told, strict=True)]
 
 
+def parts_of(*whole: Tensor) -> Callable[[int], tuple[Tensor, ...]]:
+    """The first so many elements of each."""
+    return lru_cache(KEPT)(lambda size: tuple(tensor[:size] for tensor in whole))
+
+
 class Buffer:
     """A device tensor of fixed address, filled from the host. Two host copies alternate: one may still be in
     flight while the next is written."""
@@ -35,13 +43,11 @@ class Buffer:
         pinned = device.type == "cuda"
         self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
         self._written = [host.numpy() for host in self._host]
-        self._parts: dict[int, tuple[Tensor, ...]] = {}  # the first so many elements of all three
+        self._parts = parts_of(self.device, *self._host)
 
     def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
         """The first len(values) elements, in place."""
         size, which = len(values), turn % 2
         self._written[which][:size] = values
-        parts = self._parts.get(size)
-        if parts is None:
-            parts = self._parts[size] = tuple(whole[:size] for whole in (self.device, *self._host))
-        return parts[0].copy_(parts[1 + which], non_blocking=True)
+        device, *host = self._parts(size)
+        return device.copy_(host[which], non_blocking=True)
