@@ -14,7 +14,7 @@ PROMPT = tuple(range(1, 14))  # three pages of four, and one token
 
 
 def admitted(cache: CacheManager, request: Request | None = None) -> Admission:
-    admission = cache.admit(request or make_request("a", PROMPT))
+    admission = cache.admit(request or make_request("a", PROMPT, max_tokens=1))
     assert admission is not None
     return admission
 
@@ -64,7 +64,7 @@ def publish(cache: CacheManager, request: Request, line: int, step: int = 1) -> 
 
 def test_admission_takes_a_row_a_slot_and_pages_for_every_token() -> None:
     cache = CacheManager(make_limits())
-    first, second = admitted(cache), admitted(cache, make_request("b", (1,)))
+    first, second = admitted(cache), admitted(cache, make_request("b", (1,), max_tokens=1))
     assert (first.row, first.own_slot, second.row, second.own_slot) == (1, 1, 2, 2)
     assert [(p.row, p.ordinal, p.page) for p in first.pages] == [(1, n, n + 1) for n in range(4)]
     assert [p.page for p in second.pages] == [11]  # behind the first one's share of the forty
@@ -120,22 +120,31 @@ def test_extend_takes_what_is_missing_or_nothing() -> None:
 
 
 def test_while_most_pages_are_free_some_are_given_ahead() -> None:
-    """But none that the row has no place for."""
-    cache = CacheManager(make_limits(num_pages=20, max_num_seqs=2, max_model_len=32))
-    first, second = (admitted(cache, make_request(id_, PROMPT)).row for id_ in "ab")
-    assert len(cache.extend(first, 17) or ()) == 1, "half are taken: only the one that is missing"
+    """At first, and when they are full."""
+    cache = CacheManager(make_limits(num_pages=64, max_num_seqs=2, max_model_len=160))
+    asked = make_request("a", PROMPT, max_tokens=120)
+    first, second = (admitted(cache, asked).row for _ in range(2))
+    assert [cache.room(row) for row in (first, second)] == [32, 32]
+    assert cache.extend(first, 32) == () and [p.ordinal for p in cache.extend(first, 33) or ()] == [*range(8, 16)]
+    assert cache.extend(second, 49) and cache.room(second) == 64
+    assert [p.ordinal for p in cache.extend(first, 65) or ()] == [16], "half are taken: the one that it needs"
     cache.release(second)
-    assert [p.ordinal for p in cache.extend(first, 21) or ()] == [5, 6, 7, 8]
-    assert cache.extend(first, 36) == () and cache.room(first) == 36
+    assert [p.ordinal for p in cache.extend(first, 69) or ()] == [*range(17, 25)]
     assert cache.check().clean
 
 
-def test_pages_ahead_end_where_the_longest_answer_does() -> None:
-    cache = CacheManager(make_limits(num_pages=64, max_num_seqs=1, max_model_len=20))
-    row = admitted(cache).row
-    held = cache.room(row)
-    most = 4 * make_limits(num_pages=64, max_num_seqs=1, max_model_len=20).pages_per_row
-    assert cache.extend(row, held + 1) and cache.room(row) == min(most, held + 16) < held + 16
+@pytest.mark.parametrize(("pages", "rows", "held"), [(96, 3, 8), (60, 3, 5), (24, 3, 2), (11, 3, 1)])
+def test_pages_ahead_are_a_quarter_of_all_at_most(pages: int, rows: int, held: int) -> None:
+    cache = CacheManager(make_limits(num_pages=pages, max_num_seqs=rows, max_model_len=96))
+    assert len(admitted(cache, make_request("a", (1,), max_tokens=80)).pages) == held
+
+
+@pytest.mark.parametrize(("answer", "held"), [(1, 16), (7, 20), (11, 24), (99, 24)])
+def test_pages_ahead_end_where_the_longest_answer_does(answer: int, held: int) -> None:
+    limits = make_limits(num_pages=64, max_num_seqs=1, max_model_len=20)
+    cache = CacheManager(limits)
+    row = admitted(cache, make_request("a", PROMPT, max_tokens=answer)).row
+    assert cache.room(row) == held <= 4 * limits.pages_per_row
 
 
 def test_one_grant_at_a_time_and_any_number_of_exports() -> None:
@@ -340,7 +349,7 @@ def test_a_prompt_that_has_to_be_scored_is_computed() -> None:
 def test_shared_pages_are_mapped_first_and_new_ones_follow() -> None:
     cache = caching()
     publish(cache, make_request("a", PROMPT), 8)
-    other = admitted(cache, make_request("b", (*PROMPT[:8], 50, 51, 52, 53, 54)))
+    other = admitted(cache, make_request("b", (*PROMPT[:8], 50, 51, 52, 53, 54), max_tokens=1))
     assert [p.page for p in other.pages] == [1, 2, 4, 5]  # the third is still known
     assert cache.check().pages.idle == 1
 
@@ -433,16 +442,16 @@ def test_what_was_sampled_but_never_collected_is_not_published() -> None:
 def test_without_state_whole_pages_are_shared_as_they_fill() -> None:
     cache = caching(num_slots=0)
     prompt = (*PROMPT, 14, 15, 16)
-    admission = admitted(cache, make_request("a", prompt))
+    admission = admitted(cache, make_request("a", prompt, max_tokens=1))
     cache.launched(1, [admission.row])
     assert match(cache, prompt).kv_len == 0
     collect(cache, 1, admission, 9)
     assert match(cache, (*prompt, 17)).resumable_len == 8
     cache.launched(2, [admission.row])
     collect(cache, 2, admission, 15)
-    other = admitted(cache, make_request("b", prompt))
+    other = admitted(cache, make_request("b", prompt, max_tokens=1))
     assert (other.match.resumable_len, other.match.slot) == (12, 0)
-    assert [p.page for p in other.pages] == [1, 2, 3, 5]
+    assert [p.page for p in other.pages] == [1, 2, 3, 5, 6]  # the one after it may be needed next
 
 
 def test_a_reset_hides_the_past_and_what_running_requests_make_of_it() -> None:
