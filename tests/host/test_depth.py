@@ -422,8 +422,10 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
     loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False), late=late)
     loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
     made = loop.run(600)[100:]
-    looks = [step for step, drafts in enumerate(made) if drafts]
-    assert len(looks) > 5 and min(b - a for a, b in itertools.pairwise(looks)) > 3
+    lengths = [(drafts, len(list(steps))) for drafts, steps in itertools.groupby(made)]
+    assert [length for drafts, length in lengths if drafts].count(1) > 5, "looks"
+    assert {length for drafts, length in lengths if drafts} <= {1, 4}, "or it measures what they take"
+    assert min(length for drafts, length in lengths[1:-1] if not drafts) > 2
 
 
 def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:

@@ -125,7 +125,9 @@ def test_while_most_pages_are_free_some_are_given_ahead() -> None:
     asked = make_request("a", PROMPT, max_tokens=120)
     first, second = (admitted(cache, asked).row for _ in range(2))
     assert [cache.room(row) for row in (first, second)] == [32, 32]
-    assert cache.extend(first, 32) == () and [p.ordinal for p in cache.extend(first, 33) or ()] == [*range(8, 16)]
+    assert cache.extend(first, 32) == () and [p.ordinal for p in cache.extend(first, 33) or ()] == [
+        *range(8, 16)
+    ]
     assert cache.extend(second, 49) and cache.room(second) == 64
     assert [p.ordinal for p in cache.extend(first, 65) or ()] == [16], "half are taken: the one that it needs"
     cache.release(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 31
+REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 63
 """Further steps for which a decision that changed nothing holds, if their number of rows does: the first time, after
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
@@ -43,6 +43,8 @@ from the others."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
+MEASURED = -1
+"""The account of measuring a depth by which it is also looked whether drafts are worth it."""
 
 
 class Load(NamedTuple):
@@ -52,14 +54,33 @@ class Load(NamedTuple):
     context: int
 
 
+class Trial(NamedTuple):
+    """Of another depth than the one in use."""
+
+    depth: int
+    looks: bool
+    """Whether drafts have become worth their while: there were none. Otherwise it measures what they take, and what
+    several windows in a row bring."""
+    account: int
+    """That pays for it: the depth's own, or `MEASURED` if that pays for looks."""
+
+    @property
+    def steps(self) -> int:
+        return LOOK if self.looks else MEASURE
+
+
 class Launched(NamedTuple):
     load: Load
     verified: int | None
     """Drafts that each row had. None: it did something else beside."""
     steady: bool
     """It made as many, so its time is that of this depth."""
-    trial: int | None
-    """The depth that was tried in it, or just before."""
+    trial: Trial | None
+    """It was made in it, or just before."""
+    fresh: bool = False
+    """There were no drafts in the step before;"""
+    compared: bool = False
+    """and it is one of several in a row, whatever the first brought."""
     passed: bool = False
     """There is no time to learn what it takes."""
 
@@ -98,7 +119,8 @@ class CostDepth(Depth):
         self._flight: dict[int, Launched] = {}
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
-        self._windows: Counter[tuple[int, int]] = Counter()  # drafts and accepted ones, not learned from yet
+        self._windows = {fresh: Counter[tuple[int, int]]() for fresh in (True, False)}
+        """Drafts and accepted ones, not learned from yet."""
         self._passed: list[StepResult] = []  # nor from these
         self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
@@ -114,8 +136,13 @@ class CostDepth(Depth):
         self._resting: tuple[Launched, Launched] | None = None  # a step while it holds: timed, passed
         self._beliefs: dict[int, Belief] = {}  # of each candidate's time, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
-        self._tried, self._after = initial, 0  # the last trial, and further steps that are still its
-        self._verified: int | None = None  # in the step before
+        self._tried, self._after = (
+            Trial(initial, False, initial),
+            0,
+        )  # the last, and further steps that are its
+        self._verified: int | None = None  # in the step before,
+        self._longest = 0  # and the most of a row
+        self._compared = False  # its windows were
         self._plan: StepPlan | None = None  # not thought over yet,
         self._results: list[StepResult] = []  # nor are these
         self._proposes, self._chosen = initial, False  # for the next plan
@@ -180,14 +207,14 @@ class CostDepth(Depth):
         if self.reason == "explore":
             self._holds = MEASURE - 1
         elif (trial := self._due(rates)) is not None:
-            self.depth, self.reason, self._tried = trial, "probe", trial
-            self._holds = self._length(trial) - 1
+            self.depth, self.reason, self._tried = trial.depth, "probe", trial
+            self._holds = trial.steps - 1
         elif self.depth == before:
             self._holds = self._rest() if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         else:
             self._rests = 0
         if deal:
-            looks = self.reason == "probe" and self._length(self.depth) == LOOK
+            looks = self.reason == "probe" and self._tried.looks
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
         self._proposes = max(self._shares.values(), default=self.depth)
 
@@ -226,9 +253,11 @@ class CostDepth(Depth):
         measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._depths)
         accounts, settled = self._accounts_of(self._load.rows), self._settled
         accounts[settled] = max(0.0, accounts[settled])  # it was worth what it owes
-        for depth in accounts.keys() & rates.keys() - {settled}:
-            looks = self._length(depth) == LOOK
-            part = LOOKING if looks else measuring * self._worth_measuring(depth, rates)
+        for depth in rates.keys() - {settled}:
+            part = measuring * self._worth_measuring(depth, rates)
+            if self._looks_at(depth):
+                accounts[MEASURED] += self._earned * part
+                part = LOOKING
             accounts[depth] += self._earned * part
         self._earned = 0.0
 
@@ -239,10 +268,7 @@ class CostDepth(Depth):
         return max(FAR, min(1.0, rates[depth] / self._speed) ** 4) if self._speed else 1.0
 
     def _accounts_of(self, rows: int) -> dict[int, float]:
-        here = band(rows)
-        if here not in self._accounts:
-            self._accounts[here] = dict.fromkeys(self._depths, 0.0)
-        return self._accounts[here]
+        return self._accounts.setdefault(band(rows), defaultdict(float))
 
     def _best(self, rates: dict[int, float]) -> tuple[int, str]:
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
@@ -271,30 +297,34 @@ class CostDepth(Depth):
             if not belief.sure and (belief.known or belief.foreseen) and depth != just
         }
 
-    def _due(self, rates: dict[int, float]) -> int | None:
-        """Another depth, if it may be tried now. Of those that were never seen only the first, and if there is no
-        other."""
+    def _due(self, rates: dict[int, float]) -> Trial | None:
+        """One that may be made now. Of depths that were never seen only the first, and if there is no other."""
         if self._tries:
             return None  # what the last one costs is not known yet
         due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
         seen = [depth for depth in others if beliefs[depth].known or beliefs[depth].foreseen]
-        for depth in seen or others[:1]:
-            loses = self._length(depth) * beliefs[depth].seconds * (1 - rates[depth] / self._speed)
-            needs = loses if beliefs[depth].sure else UNSURE * loses
-            if accounts[depth] >= needs:
-                due = depth
-            accounts[depth] = min(loses, accounts[depth])
+        trials = [Trial(depth, self._looks_at(depth), depth) for depth in seen or others[:1]]
+        if self._looked_at:
+            trials.append(Trial(self._looked_at, False, MEASURED))
+        for trial in trials:
+            loses = self._loses(trial, rates)
+            if accounts[trial.account] >= (loses if beliefs[trial.depth].sure else UNSURE * loses):
+                due = trial
+            accounts[trial.account] = min(loses, accounts[trial.account])
         return due
+
+    def _loses(self, trial: Trial, rates: dict[int, float]) -> float:
+        """Seconds, as is believed."""
+        return trial.steps * self._beliefs[trial.depth].seconds * (1 - rates[trial.depth] / self._speed)
 
     @property
     def _tries(self) -> bool:
         """Steps that belong to a trial are under way, or still to come."""
         return self._after > 0 or any(step.trial is not None for step in self._flight.values())
 
-    def _length(self, depth: int) -> int:
-        """Of a trial."""
-        return LOOK if depth == self._looked_at and depth else MEASURE
+    def _looks_at(self, depth: int) -> bool:
+        return depth > 0 and depth == self._looked_at
 
     def _best_look(self) -> int:
         """The fewest drafts by which, for the time that they take, about as much as by any could be gained. 0: there
@@ -315,8 +345,8 @@ class CostDepth(Depth):
         """Steps without drafts before there is enough for one."""
         if not self._looked_at:
             return REST_WITHOUT_DRAFTS
-        missing = self._beliefs[self._looked_at].seconds * (1 - rates[self._looked_at] / self._speed)
-        missing -= self._accounts_of(self._load.rows)[self._looked_at]
+        look = Trial(self._looked_at, True, self._looked_at)
+        missing = self._loses(look, rates) - self._accounts_of(self._load.rows)[look.account]
         return max(0, math.ceil(missing / (LOOKING * self._beliefs[0].seconds)) - 1)
 
     def _deal(self) -> Deal:
@@ -349,19 +379,24 @@ class CostDepth(Depth):
         if plan.starts and plan.work:
             self._learn_windows()
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
-        verified, before = self._observe(plan), self._verified
+        before, longest = self._verified, self._longest
+        verified = self._observe(plan)
         # what a step takes depends on the drafts that were made for it; where graphs are launched, the next one's too
         steady = verified is not None and (verified == self.depth or (self._ragged and verified > 0))
         steady = steady and (verified != 0 or before == 0)
         steady = steady and self._same > 0  # the first with other rows has more to prepare
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0
-            self._awaited = plan.step + 1 if self._after and self._length(self._tried) == LOOK else 0
+            self._awaited = plan.step + 1 if self._after and self._tried.looks else 0
         trial = self._tried if self._after else None
         if self.reason == "best":
             self._after = max(0, self._after - 1)
+        fresh = self._longest > 0 and not longest
+        again = self._compared and verified == before
+        self._compared = trial is not None and bool(verified) and (again or (fresh and not trial.looks))
         self._verified = verified
-        launched = self._flight[plan.step] = Launched(self._load, verified, steady, trial)
+        launched = Launched(self._load, verified, steady, trial, fresh, self._compared)
+        self._flight[plan.step] = launched
         rests = steady and self.reason == "best" and trial is None and not self._ragged
         self._resting = (launched, launched._replace(passed=True)) if rests else None
 
@@ -382,9 +417,9 @@ class CostDepth(Depth):
         if rows and self._ragged:
             self._rows = [work for work, _ in choosing]
         drafts = [window.drafts for (_, _, tokens, window), _ in choosing if tokens == 1 + window.drafts]
+        longest = self._longest = max(drafts, default=0)
         if len(drafts) < len(plan.work) or plan.starts:
             return None
-        longest = max(drafts, default=0)
         if self._ragged and sum(drafts) < (longest - 0.25) * rows:
             return None  # dealt out unevenly
         return longest if longest in self._depths else None
@@ -414,9 +449,12 @@ class CostDepth(Depth):
             return
         if launched.verified is None:
             self._learn_windows()
-            self._survival.learn(windows, alike=False)
+            self._survival.learn(windows, fresh=launched.fresh, alike=False)
         else:
-            self._windows.update(windows)
+            self._windows[launched.fresh].update(windows)
+        if launched.compared and launched.verified:
+            brought = sum(map(len, result.tokens))
+            self._survival.compare(launched.verified, len(result.work), brought, fresh=launched.fresh)
         if not self.depth and self.reason == "best":
             self._holds, self._learned = 0, False  # what a look found is not left lying
         if self._ragged:
@@ -440,17 +478,18 @@ class CostDepth(Depth):
             usual = self._costs.seconds(load.rows, launched.verified or 0, load.context)
             took = usual if seconds > 2 * usual else seconds  # an interruption is not the trial's fault
             brings = load.rows * self._expected[launched.verified or 0]  # luck aside,
-            if self._length(launched.trial) == LOOK:
+            if launched.trial.looks:
                 brings = sum(map(len, result.tokens))  # unless it is luck that is looked for
-            self._accounts_of(load.rows)[launched.trial] -= took - brings / self._speed
+            self._accounts_of(load.rows)[launched.trial.account] -= took - brings / self._speed
 
     def _learn_windows(self) -> None:
         for result in self._passed:
-            self._windows.update(_windows(result))
+            self._windows[False].update(_windows(result))
         self._passed.clear()
-        if self._windows:
-            self._survival.learn(self._windows)
-            self._windows = Counter()
+        for fresh, windows in self._windows.items():
+            if windows:
+                self._survival.learn(windows, fresh=fresh)
+                windows.clear()
 
     def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
         own = self._own.get(row)

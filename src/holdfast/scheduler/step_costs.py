@@ -101,6 +101,8 @@ class StepCosts:
         self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
         self._now = Cell()  # of the last kind
         self._bands: dict[int, dict[int, Cell]] = {}
+        self._here = 0  # the last band
+        self._foreseen: dict[tuple[int, int], tuple[int, float]] = {}  # while the band is the same
         self._steps = 0
         self.per_token = 0.0
         """Seconds that a token of context costs in every step."""
@@ -118,9 +120,13 @@ class StepCosts:
         starved: bool = False,
     ) -> None:
         """starved  the device may have waited for the host, so it takes so long at most"""
-        cells = self._bands.setdefault(band(rows), {})
+        here = band(rows)
+        cells = self._bands.setdefault(here, {})
         cell = cells.get(depth) or cells.setdefault(depth, Cell())
         self._steps, cell.steps = self._steps + 1, cell.steps + 1
+        if here != self._here or cell.steps == ENOUGH or not self._steps % PAUSE:
+            self._here = here
+            self._foreseen.clear()
         self._now = cell
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
@@ -191,16 +197,21 @@ class StepCosts:
 
     def _as_nearby(self, here: int, depth: int, context: int, own: dict[int, float]) -> float:
         """own: what is known here.  0: nothing is known there either"""
-        known = [rows for rows, cells in self._bands.items() if depth in cells and rows != here]
-        for there in sorted(known, key=lambda rows: max(rows / here, here / rows)):
-            times = self._times(there, context)
-            if depth in times:
-                if not own:
-                    return times[depth]
-                if both := own.keys() & times.keys():
-                    other = max(both, key=lambda drafts: self._bands[here][drafts].steps)
-                    return own[other] * times[depth] / times[other]
-        return 0.0
+        if (here, depth) not in self._foreseen:
+            known = [rows for rows, cells in self._bands.items() if depth in cells and rows != here]
+            for there in sorted(known, key=lambda rows: max(rows / here, here / rows)):
+                times = self._times(there, context)
+                if depth in times:
+                    if not own:
+                        return times[depth]
+                    if both := own.keys() & times.keys():
+                        other = max(both, key=lambda drafts: self._bands[here][drafts].steps)
+                        self._foreseen[here, depth] = other, times[depth] / times[other]
+                        break
+            else:
+                return 0.0
+        other, times_as_long = self._foreseen[here, depth]
+        return own[other] * times_as_long
 
     def _at_least(self, here: int, depth: int, context: int) -> float:
         smaller = (self._times(rows, context) for rows in self._bands if rows <= here)

@@ -28,6 +28,8 @@ WINDOWS = 32768
 """and windows of a depth,"""
 TOKENS = 2048.0
 """of which this many tokens are believed to be as foretold, before there were any."""
+ALIKE = 100
+"""Windows in a row that are believed to bring the same, before there were any."""
 
 
 @dataclass
@@ -36,38 +38,47 @@ class Place:
 
     reached: float = 0.0
     kept: float = 0.0
+    fresh: float = 0.0
+    """Those reached in fresh windows."""
     lately_reached: float = 0.0
     lately_kept: float = 0.0
 
-    def gather(self, reached: int, kept: int) -> None:
-        keep = 1 - min(1 / 2, reached / ALL)
-        self.reached, self.kept = self.reached * keep + reached, self.kept * keep + kept
+    def gather(self, reached: int, kept: int, *, fresh: bool) -> None:
+        self._add(reached, kept, fresh, keep=1 - min(1 / 2, reached / ALL))
 
     def admit(self, part: float, others: Place) -> None:
         """In place of `part` of what is known, what is known of the others."""
+        if not others.reached:
+            return
         stays, theirs = 1 - part, min(LONG, others.reached)
-        rate = others.kept / others.reached if others.reached else 0.0
-        mine = self.kept / self.reached if self.reached else rate
-        self.reached = stays * self.reached + part * theirs
-        self.kept = self.reached * (stays * mine + part * rate)
+        mine = self if self.reached else others
+        reached = stays * self.reached + part * theirs
+        self.kept, self.fresh = (
+            reached * (stays * one / mine.reached + part * other / others.reached)
+            for one, other in ((mine.kept, others.kept), (mine.fresh, others.fresh))
+        )
+        self.reached = reached
         self.lately_reached, self.lately_kept = stays * self.lately_reached, stays * self.lately_kept
 
-    def learn(self, reached: int, kept: int) -> bool:
+    def learn(self, reached: int, kept: int, *, fresh: bool) -> bool:
         """True if it is a surprise: what was believed before was of another text."""
         if not reached:
-            keep = (1 - FORGETTING) * min(1.0, LONG / max(1.0, self.reached))
-            self.reached, self.kept = self.reached * keep, self.kept * keep
+            self._add(0, 0, False, keep=(1 - FORGETTING) * min(1.0, LONG / max(1.0, self.reached)))
             return False
-        keep, keep_lately = 1 - min(1 / STEPS, reached / LONG), 1 - min(1 / 2, reached / SHORT)
-        self.reached, self.kept = self.reached * keep + reached, self.kept * keep + kept
+        self._add(reached, kept, fresh, keep=1 - min(1 / STEPS, reached / LONG))
+        keep_lately = 1 - min(1 / 2, reached / SHORT)
         self.lately_reached = self.lately_reached * keep_lately + reached
         self.lately_kept = self.lately_kept * keep_lately + kept
         rate, lately = self.kept / self.reached, self.lately_kept / self.lately_reached
         doubt = math.sqrt(max(rate * (1 - rate), 0.01) / self.lately_reached)
         if abs(lately - rate) <= SURPRISE * doubt:
             return False
-        self.reached, self.kept = AFTER_CHANGE, AFTER_CHANGE * lately
+        self.reached, self.kept, self.fresh = AFTER_CHANGE, AFTER_CHANGE * lately, AFTER_CHANGE * fresh
         return True
+
+    def _add(self, reached: int, kept: int, fresh: bool, *, keep: float) -> None:
+        self.reached, self.kept = self.reached * keep + reached, self.kept * keep + kept
+        self.fresh = self.fresh * keep + reached * fresh
 
 
 @dataclass
@@ -87,12 +98,49 @@ class Brought:
         return (self.tokens + TOKENS) / (self.expected + TOKENS)
 
 
+@dataclass
+class Drafted:
+    """In windows, of all that were drafted."""
+
+    windows: float = 0.0
+    kept: float = 0.0
+    lost: float = 0.0
+
+    def learn(self, windows: int, kept: int, lost: int) -> None:
+        keep = 1 - min(1 / 2, windows / WINDOWS)
+        self.windows = self.windows * keep + windows
+        self.kept, self.lost = self.kept * keep + kept, self.lost * keep + lost
+
+    def odds(self, kept: float, lost: float) -> float:
+        """As if there had been others as well, of which so many were."""
+        return (self.kept + kept) / (self.lost + lost)
+
+
+class Series:
+    """Windows of so many drafts in a row, however many the first of them brought."""
+
+    def __init__(self) -> None:
+        self.fresh, self.later = Drafted(), Drafted()
+
+    @property
+    def ratio(self) -> float:
+        """The odds of drafts in later ones to those in fresh ones. In a text that is guessed either always or never
+        both bring the same."""
+        fresh, later = self.fresh, self.later
+        part = ALIKE / max(1.0, fresh.windows + later.windows)
+        usual = 1 + part * (fresh.kept + later.kept), 1 + part * (fresh.lost + later.lost)
+        return later.odds(*usual) / fresh.odds(*usual)
+
+
 class Survival:
     """Of every place: of the drafts that were reached, because those before them were accepted, how many were too.
 
     That is known of windows as they are, and says too little of shorter ones. A long window ends where the text is
     hard to guess, and the next begins there; if it had been shorter, another would have begun where the text was
     still easy. So what windows of each depth brought is compared with what was expected of them.
+
+    For the same reason a *fresh* window, before which there were no drafts, says too little of those that would
+    follow it: it begins anywhere. Trials of several steps show how much more or less these bring.
 
     The requests that run are not all requests: a change in their texts is believed at once, and is gone with them.
     """
@@ -102,9 +150,10 @@ class Survival:
         for first in (self._places[0], self._all[0]):
             first.reached, first.kept = 2.0, 2 * PRIOR
         self._brought: dict[int, Brought] = {}
+        self._series: dict[int, Series] = {}
         self._plain: list[float] = []  # what is plainly expected, once somebody asked
 
-    def learn(self, windows: Counter[tuple[int, int]], *, alike: bool = True) -> None:
+    def learn(self, windows: Counter[tuple[int, int]], *, fresh: bool = False, alike: bool = True) -> None:
         """By (drafts, accepted), rows of steps that had drafts. A draft that was planned, but that the drafter did
         not make, was not accepted.
 
@@ -122,15 +171,21 @@ class Survival:
         self._plain, surprised = [], False
         for number, place in enumerate(self._places):
             if reached[number]:
-                self._all[number].gather(reached[number], kept[number])
+                self._all[number].gather(reached[number], kept[number], fresh=fresh)
             if surprised:  # nor is what was known of this place of any use
                 place = self._places[number] = Place()
-            surprised |= place.learn(reached[number], kept[number])
+            surprised |= place.learn(reached[number], kept[number], fresh=fresh)
         if surprised or not alike:  # nothing like it was expected
             return
         expected = self._plainly_expected()
         for drafts, (count, tokens) in by_depth.items():
-            self._brought.setdefault(drafts, Brought()).learn(count, tokens, expected[drafts])
+            here = self._shifted(expected[drafts], drafts, fresh=fresh)
+            self._brought.setdefault(drafts, Brought()).learn(count, tokens, here)
+
+    def compare(self, drafts: int, windows: int, tokens: int, *, fresh: bool) -> None:
+        """Of windows that were made in a row, whatever the first of them brought."""
+        series, kept = self._series.setdefault(drafts, Series()), tokens - windows
+        (series.fresh if fresh else series.later).learn(windows, kept, windows * drafts - kept)
 
     def admit(self, part: float) -> None:
         """So many of the requests are new: they are taken to be like all there were."""
@@ -147,11 +202,21 @@ class Survival:
         return rates
 
     def expected(self) -> list[float]:
-        """Tokens that a row gets from a step with 0, 1, 2, ... drafts."""
+        """Tokens that a row gets from a step with 0, 1, 2, ... drafts, of many such steps."""
         tokens = self._plainly_expected().copy()
         for drafts, brought in self._brought.items():
-            tokens[drafts] *= brought.ratio
+            tokens[drafts] = brought.ratio * self._shifted(tokens[drafts], drafts, fresh=False)
         return tokens
+
+    def _shifted(self, tokens: float, drafts: int, *, fresh: bool) -> float:
+        """What is plainly expected is partly of fresh windows, and partly of later ones: of the one or the other."""
+        series = self._series.get(drafts)
+        if series is None or tokens >= 1 + drafts:
+            return tokens
+        first, ratio = self._places[0], series.ratio
+        shift = 1 + first.fresh / first.reached * (ratio - 1)
+        odds = (tokens - 1) / (1 + drafts - tokens) * (shift / ratio if fresh else shift)
+        return 1 + drafts * odds / (1 + odds)
 
     def _plainly_expected(self) -> list[float]:
         if not self._plain:
