@@ -1,8 +1,14 @@
-"""The loop: plan a step, launch it, think ahead while the device computes, collect the step before."""
+"""The loop: plan a step, launch it, think ahead while the device computes, collect the step before.
+
+Of brief steps two more are in flight than the one that is collected, if nobody drafts, comes or is checked: then
+nothing of the next plan depends on them but who has ended, and the device need not wait if the host takes longer for
+once.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -45,7 +51,7 @@ class Engine:
         self.capacity = capacity
         self._overlap = overlap
         self._grammars = grammars
-        self._inflight: InFlight | None = None
+        self._inflight: deque[InFlight] = deque()
         self._failure: BaseException | None = None
         self.findings = 0
         """Of the sanitizer, since the start."""
@@ -98,21 +104,28 @@ class Engine:
 
     def _turn(self) -> list[Request]:
         plan = self.scheduler.plan()
-        before, self._inflight = self._inflight, None if plan is None else self.runner.launch(plan)
+        if plan is not None:
+            self._inflight.append(self.runner.launch(plan))
         self.scheduler.think()
-        changed = self._collect(before)
+        left = 0 if plan is None else self._left
+        changed = dict[str, Request]()  # it may have got tokens by several
+        while len(self._inflight) > left:
+            changed.update((request.id, request) for request in self._collect(self._inflight.popleft()))
+        return [*changed.values(), *self.scheduler.take_cancelled()]
+
+    @property
+    def _left(self) -> int:
+        """Steps that stay in flight."""
         if not self._overlap:
-            changed += self._collect(self._inflight)
-            self._inflight = None
-        return changed + self.scheduler.take_cancelled()
+            return 0
+        last = self._inflight[-1]
+        return 2 if last.plain and self._inflight[0].plain and last.laps.brief else 1
 
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineFailed(f"an earlier step broke off ({self._failure!r}); load the model anew")
 
-    def _collect(self, inflight: InFlight | None) -> list[Request]:
-        if inflight is None:
-            return []
+    def _collect(self, inflight: InFlight) -> list[Request]:
         result: StepResult = inflight.result()
         self.findings += len(result.findings)
         for finding in result.findings:

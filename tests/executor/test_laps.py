@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from holdfast.executor.readback import Laps, Mark, Tray
+from holdfast.executor.readback import Fetch, Laps, Mark, Tray
 
 
 class Moment:
@@ -37,10 +38,40 @@ def test_when_nobody_ran_time_begins_anew() -> None:
     assert lap(laps, 101.0, begun=100.0) == 1.0
 
 
-def test_if_the_device_was_done_before_the_host_asked_it_may_wait_in_the_next_step() -> None:
+class Report(Fetch):
+    """That is there, or not."""
+
+    def __init__(self, there: bool) -> None:
+        self.said = there
+
+    @property
+    def there(self) -> bool:
+        return self.said
+
+
+def test_the_device_waits_if_all_that_was_launched_is_done() -> None:
     laps = Laps()
-    starved = [laps.waited(idle=idle) for idle in (False, True, True, False)]
-    assert starved == [False, False, True, True] and laps.launched() >= 0.0
+    assert not laps.starved
+    for there in (False, True, False):
+        assert laps.launched(Report(there)) >= 0.0
+        assert laps.starved is there
+
+
+@pytest.mark.parametrize(
+    ("host", "seconds", "brief"), [(0.1, 0.4, True), (0.1, 0.6, False), (0.0, 0.1, False)]
+)
+def test_a_step_is_brief_that_takes_hardly_longer_than_the_host(
+    host: float, seconds: float, brief: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never where nobody knows what the host takes, because nothing is done beside it."""
+    laps, now = Laps(), [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    laps.waited()
+    now[0] += host
+    laps.launched(Report(False))
+    assert not laps.brief
+    lap(laps, 3.0 + seconds, begun=3.0)
+    assert laps.brief is brief
 
 
 def test_marks_of_a_device_without_a_clock() -> None:

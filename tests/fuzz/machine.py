@@ -92,6 +92,7 @@ def engines(draw: st.DrawFn, model: str, drafter: str) -> Event:
         max_num_batched_tokens=draw(st.sampled_from([24, 256, 64, 7, 3])),
         speculative_config=speculation(drafter, model, fold_every),
         overlap=draw(st.booleans()),
+        brief=draw(st.booleans()),
         backend=draw(st.sampled_from(["reference", "reference_kv"])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         sanitizer=draw(st.sampled_from(["full", "stamps", "off"])),

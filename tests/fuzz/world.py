@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.executor.brief import Brief
 from tests.host.restless import Restless
 from tests.spec.drafters import correct_drafts, spoil_drafts
 
@@ -49,12 +50,13 @@ class Script:
         return Script([Event(**event) for event in json.loads(path.read_text())])
 
 
-def begin(model: str, *, exact: bool, spare_pages: int, **options: Any) -> Event:
-    """`spare_pages` beside those that one request of full length needs."""
+def begin(model: str, *, exact: bool, spare_pages: int, brief: bool = False, **options: Any) -> Event:
+    """`spare_pages` beside those that one request of full length needs. brief: steps are called so."""
     speculative = options["speculative_config"]
     window = max_window(max(SpeculativeConfig.of(speculative).depths) if speculative else 0)
     pages = pages_for(options["max_model_len"] + window, options["page_size"]) + spare_pages
-    return Event("begin", {"model": model, "options": {**options, "exact": exact, "num_pages": pages}})
+    given = {"model": model, "options": {**options, "exact": exact, "num_pages": pages}, "brief": brief}
+    return Event("begin", given)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class World:
 
     # --- events ---
 
-    def _begin(self, model: str, options: Mapping[str, Any]) -> None:
+    def _begin(self, model: str, options: Mapping[str, Any], brief: bool) -> None:
         assert options["max_model_len"] <= MAX_MODEL_LEN
         exact = options["exact"]
         self.setting = Setting(model, exact, options["fold_every"] if exact else None)
@@ -98,6 +100,8 @@ class World:
             correct_drafts(self.engine, self._following)
         if speculative and "adaptive" in speculative:
             self.engine.scheduler._depth = Restless(speculative["adaptive"]["candidate_steps"])
+        if brief:
+            self.engine.runner._laps = Brief()
         self.cache = self.engine.scheduler._cache
         self.max_model_len = self.engine.capacity.limits.max_model_len
         self.grid = self.engine.capacity.limits.fold_every

@@ -87,8 +87,10 @@ class Fetch:
         return self._host
 
 
-TRAYS = 3
-"""With two steps in flight, the time of the older is counted from the one before it."""
+TRAYS = 4
+"""With three steps in flight, the time of the oldest is counted from the one before it."""
+BRIEF = 5.0
+"""Times what the host takes for it: what a step takes at most that is called brief."""
 
 
 class Tray(Fetch):
@@ -128,24 +130,34 @@ class Laps:
     def __init__(self) -> None:
         self._before: Mark | None = None
         self._waited = time.perf_counter()
-        self._idle = False
+        self._host = self._seconds = 0.0  # of the last step
+        self._newest: Fetch | None = None  # of those that were launched
 
-    def waited(self, *, idle: bool) -> bool:
-        """The host has, for a step, and goes on. idle: it had no need to, for the device was done with that, and may
-        wait for the next one. Was it so the last time? Then for this one."""
-        before, self._idle = self._idle, idle
+    def waited(self) -> None:
+        """The host has, for a step, and goes on."""
         self._waited = time.perf_counter()
-        return before
 
-    def launched(self) -> float:
-        """Seconds since then: what the host takes for each step, beside the device."""
-        return time.perf_counter() - self._waited
+    @property
+    def starved(self) -> bool:
+        """The device has done all that was launched."""
+        return self._newest is not None and self._newest.there
+
+    def launched(self, report: Fetch) -> float:
+        """Seconds since the host last waited: what it takes for each step, beside the device."""
+        self._newest, self._host = report, time.perf_counter() - self._waited
+        return self._host
 
     def lap(self, begun: Mark | None, ended: Mark) -> float:
         """begun: of a step before which nobody was running"""
         before = begun or self._before
         self._before = ended
-        return ended.since(before) if before else 0.0
+        self._seconds = ended.since(before) if before else 0.0
+        return self._seconds
+
+    @property
+    def brief(self) -> bool:
+        """Steps take hardly longer than the host for them, so that the device waits whenever it takes longer."""
+        return 0.0 < self._seconds < BRIEF * self._host
 
 
 class LaneChose(NamedTuple):
@@ -169,7 +181,11 @@ class InFlight:
     """If nobody was running. It ends when its report is done: what is drafted then belongs to the next step."""
     laps: Laps
     host_seconds: float = 0.0
-    """To prepare and launch it, beside the device."""
+    """To prepare and launch it, beside the device,"""
+    starved: bool = False
+    """which waited for it."""
+    plain: bool = False
+    """Every row has one token, nobody asked for more, and the next one may be launched before this one's report."""
     inspection: Inspection | None = None
     drafts: Fetch | None = None
     """Made for the next step, where the host must know them: tokens, and parents if they branch."""
@@ -178,9 +194,8 @@ class InFlight:
 
     def result(self) -> StepResult:
         """Waits for the step."""
-        idle = self.report.there
         position, base, used, missed, accepted, proposed, tokens = self._told()
-        starved = self.laps.waited(idle=idle)
+        self.laps.waited()
         kept, made = self._kept(accepted, proposed, tokens)
         work = self.lanes.work
         return StepResult(
@@ -197,7 +212,7 @@ class InFlight:
             missed=self._grants(missed) + self.lanes.missed_exports,
             seconds=self.laps.lap(self.begun, self.report.done),
             host_seconds=self.host_seconds,
-            starved=starved,
+            starved=self.starved,
             findings=self.inspection.findings() if self.inspection else (),
         )
 

@@ -156,7 +156,7 @@ class Runner:
         self._apply(plan)
         if self.sanitizer and lanes.uniform:
             self.sanitizer.recorded.expect(lanes.work, lanes.positions, lanes.uncertain, lanes.turn)
-        needs = self.sampler.needs(lanes)
+        needs, starved = self.sampler.needs(lanes), self._laps.starved
         passed = self.graphs.run(("pass", lanes.shape, absorbs), lambda: self._pass(lanes, absorbs))
         prompt_scores = self.prompt_scorer.score(passed.hidden, passed.batch, lanes)
         masks = self.constraints.masks(lanes) if needs.constrained else None
@@ -175,7 +175,9 @@ class Runner:
             grants=dict(self._grants),
             begun=begun,
             laps=self._laps,
-            host_seconds=self._laps.launched() if self.device.type == "cuda" else 0.0,
+            host_seconds=self._laps.launched(fetched) if self.device.type == "cuda" else 0.0,
+            starved=starved,
+            plain=self._is_plain(plan, lanes, needs),
             inspection=inspection,
             drafts=drafted.fetch() if needs.constrained and drafted else None,
             failed=masks.failed if masks else frozenset(),
@@ -183,6 +185,12 @@ class Runner:
         if needs.constrained:
             self.constraints.launched(step)
         return step
+
+    def _is_plain(self, plan: StepPlan, lanes: Lanes, needs: Needs) -> bool:
+        if plan.starts or plan.propose or plan.grants or plan.exports or needs.constrained or self.sanitizer:
+            return False
+        windows = lanes.longest_window == 1 and len(lanes.work) <= lanes.num_windows
+        return windows and len(lanes.choices.choosers) == len(lanes.work)
 
     def _fetch(self, report: Tensor, step: int, needs: Needs) -> Fetch:
         """Constraints ask what was chosen when they choose next, and that may be many steps later."""

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Column = NDArray[np.int64]
+TURNS = 3
+"""With two steps in flight a third is prepared."""
 KEPT = 64
 """Sizes in which parts of buffers are kept: to make one takes the host half as long as a copy."""
 
@@ -35,19 +37,19 @@ def parts_of(*whole: Tensor) -> Callable[[int], tuple[Tensor, ...]]:
 
 
 class Buffer:
-    """A device tensor of fixed address, filled from the host. Two host copies alternate: one may still be in
-    flight while the next is written."""
+    """A device tensor of fixed address, filled from the host. Host copies take turns: some may still be in flight
+    while the next is written."""
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype = torch.int64) -> None:
         self.device = torch.zeros(size, dtype=dtype, device=device)
         pinned = device.type == "cuda"
-        self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+        self._host = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(TURNS)]
         self._written = [host.numpy() for host in self._host]
         self._parts = parts_of(self.device, *self._host)
 
     def fill(self, values: Sequence[int] | Column, turn: int) -> Tensor:
         """The first len(values) elements, in place."""
-        size, which = len(values), turn % 2
+        size, which = len(values), turn % TURNS
         self._written[which][:size] = values
         device, *host = self._parts(size)
         return device.copy_(host[which], non_blocking=True)

@@ -219,16 +219,14 @@ class StepCosts:
 
     def _times(self, here: int, context: int) -> dict[int, float]:
         """By drafts, of those that are known. With fewer the host does not take longer."""
-        times, least, slowest = {}, math.inf, max(self._host)
+        times, least, pace = {}, math.inf, sum(self._host) / len(self._host)
         cells = self._bands.get(here, {})
         for depth in sorted(cells, reverse=True):
             cell = cells[depth]
             if cell.steps < ENOUGH:
                 continue
-            least, device = min(least, cell.host), self._device(cell, context)
-            if least * slowest > device:
-                device = sum([max(device, least * pace) for pace in self._host]) / len(self._host)
-            times[depth] = device
+            least = min(least, cell.host)
+            times[depth] = max(self._device(cell, context), least * pace)
         return times
 
     def _device(self, cell: Cell, context: int) -> float:
