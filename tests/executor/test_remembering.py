@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast import LLM, engine
 from holdfast.executor.inputs import Shape
-from holdfast.executor.runner import Runner
+from holdfast.executor.runner import Passed, Runner
+from holdfast.executor.sampler import Needs
 
 FREE = {
     "detach",
@@ -76,6 +77,11 @@ def test_a_step_without_drafts_is_one_launch_longer(
     sizes = dict(max_num_seqs=1, max_model_len=40, page_size=16, max_num_batched_tokens=24)
     runner = LLM(model, backend="triton", speculative_config=drafting, **sizes)._engine.runner
     launches, lanes = Launches(monkeypatch), runner.inputs.padding(Shape(1, 1))
-    remembering = launches.of(lambda: runner._pass(lanes, absorbs=False))
-    alone = launches.of(lambda: runner.model(runner._batch(lanes)))
+
+    def model_alone() -> None:
+        batch = runner._batch(lanes)
+        runner._end(Passed(batch, runner.model(batch), None, ()), lanes, Needs())
+
+    alone = launches.of(model_alone)
+    remembering = launches.of(lambda: runner._end(runner._pass(lanes, absorbs=False), lanes, Needs()))
     assert alone.total() > 20 and remembering - alone == Counter(keep=1) and not alone - remembering

@@ -90,7 +90,7 @@ def test_few_rows_use_all_its_patience_however_many_there_could_be(
 ) -> None:
     """One stays, another joins in the middle of a lull and leaves in the middle of the next."""
     model, config = _drafted_by(head, find, tmp_path)
-    sizes = dict(max_num_seqs=32, max_num_batched_tokens=160, max_model_len=384, page_size=128)
+    sizes = dict(max_num_seqs=32, max_num_batched_tokens=160, max_model_len=512, page_size=128)
     options = {**EXACT, **sizes, "speculative_config": config}
     found = [_visited(LLM(model, **options), patience) for patience in (0, None, 21)]
     (wanted, drafted, never), (answers, seen, whole), (shorter, also_seen, parts) = found
@@ -137,8 +137,8 @@ def _visited(llm: LLM, patience: int | None) -> tuple[list[RequestOutput], Seen,
 
     backlog.clear = counted  # type: ignore[method-assign]
     _, seen = spied(llm)
-    llm._engine.scheduler._depth = Lulls((3, 1, 2, *[0] * 85))
-    stays, visits = (SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1) for n in (320, 75))
+    llm._engine.scheduler._depth = Lulls((3, 1, 2, *[0] * 150))
+    stays, visits = (SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1) for n in (400, 75))
     following = llm.stream(GIVEN[0], stays)
     for _ in range(40):
         next(following)

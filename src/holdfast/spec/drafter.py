@@ -24,7 +24,7 @@ from ..ops.step import StateStep, Tree
 
 PREFIX = "draft."
 """Of the names of a drafter's layers in the pools."""
-PATIENCE = 64
+PATIENCE = 128
 """More steps than adaptive depth waits before it tries whether drafts have become worth their while."""
 
 

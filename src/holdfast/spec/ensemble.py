@@ -15,14 +15,16 @@ class Ensemble(nn.Module):
         super().__init__()
         self.model, self.drafter = model, drafter
 
-    def forward(self, batch: Batch, absorbs: bool = True) -> Tensor:
-        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or remembers them."""
+    def forward(self, batch: Batch, absorbs: bool = True) -> tuple[Tensor, Features | None]:
+        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or has yet to remember
+        these features of them."""
         if self.drafter is None:
-            return self.model(batch)
+            return self.model(batch), None
         features = Features(*self.model.features(batch, self.drafter.reads))
-        take = self.drafter.absorb if absorbs else self.drafter.remember
-        take(batch, features)
-        return features.hidden
+        if not absorbs:
+            return features.hidden, features
+        self.drafter.absorb(batch, features)
+        return features.hidden, None
 
     @property
     def recordable(self) -> bool:
