@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast import LLM, engine
 from holdfast.executor.inputs import Shape
-from holdfast.executor.runner import Passed, Runner
-from holdfast.executor.sampler import Needs
+from holdfast.executor.runner import Runner
 
 FREE = {
     "detach",
@@ -77,11 +76,6 @@ def test_a_step_without_drafts_is_one_launch_longer(
     sizes = dict(max_num_seqs=1, max_model_len=40, page_size=16, max_num_batched_tokens=24)
     runner = LLM(model, backend="triton", speculative_config=drafting, **sizes)._engine.runner
     launches, lanes = Launches(monkeypatch), runner.inputs.padding(Shape(1, 1))
-
-    def model_alone() -> None:
-        batch = runner._batch(lanes)
-        runner._end(Passed(batch, runner.model(batch), None, ()), lanes, Needs())
-
-    alone = launches.of(model_alone)
-    remembering = launches.of(lambda: runner._end(runner._pass(lanes, absorbs=False), lanes, Needs()))
+    remembering = launches.of(lambda: runner._pass(lanes, absorbs=False))
+    alone = launches.of(lambda: runner.model(runner._batch(lanes)))
     assert alone.total() > 20 and remembering - alone == Counter(keep=1) and not alone - remembering

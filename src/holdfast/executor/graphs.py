@@ -6,8 +6,7 @@ place, and what it gives is overwritten by the next replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,26 +19,6 @@ T = TypeVar("T")
 class Recording:
     graph: torch.cuda.CUDAGraph
     result: Any
-
-
-class Aside:
-    """Device work beside what follows it, until they are joined; where there are no streams, before it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def begun(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def join(self) -> None:
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 class Rehearsal:

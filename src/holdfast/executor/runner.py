@@ -23,11 +23,10 @@ from ..ops.acceptance.reference import Verified
 from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
-from ..spec.drafter import Features
 from ..spec.ensemble import Ensemble
 from .backlog import Backlog
 from .constraints import Constraints
-from .graphs import Aside, Graphs, Rehearsal
+from .graphs import Graphs, Rehearsal
 from .inputs import Inputs, Lanes, Shape
 from .largest import largest_steps
 from .prompt_scores import PromptScorer
@@ -44,8 +43,6 @@ class Passed:
 
     batch: Batch
     hidden: Tensor
-    features: Features | None
-    """That the drafter has yet to remember."""
     uses: tuple[Use, ...]
     """Of state, by a uniform step under the sanitizer."""
 
@@ -92,7 +89,6 @@ class Runner:
         self.backlog = Backlog(patient, limits, self.inputs.behind)
         self._limits = limits
         self._grants: dict[int, Grant] = {}
-        self._aside = Aside(device)
         self._laps, self._trays = Laps(), [Tray(device) for _ in range(TRAYS)]
         full = sanitizer == "full"
         self.sanitizer = None if sanitizer == "off" else Sanitizer(self.state, self.kv, limits, poison=full)
@@ -236,18 +232,14 @@ class Runner:
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        hidden, features = self.ensemble(batch, absorbs)
-        return Passed(batch, hidden, features, self.sanitizer.uses() if self.sanitizer else ())
+        hidden = self.ensemble(batch, absorbs)
+        return Passed(batch, hidden, self.sanitizer.uses() if self.sanitizer else ())
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
     ) -> Ended:
-        """Tokens are chosen; cursors move. What the drafter remembers is nobody's concern meanwhile."""
+        """Tokens are chosen; cursors move."""
         batch, hidden = passed.batch, passed.hidden
-        if passed.features is not None:
-            assert self.ensemble.drafter is not None
-            with self._aside.begun():
-                self.ensemble.drafter.remember(batch, passed.features)
         checks = self.sanitizer.recorded if self.sanitizer and lanes.uniform else None
         if checks:
             checks.check(passed.uses, batch.step, batch.tokens, lanes.choices.drafts)
@@ -258,8 +250,6 @@ class Runner:
         verified, chosen = self._verify(batch.step, lanes, sampled)
         committed = self.state.commit(step=batch.step, accepted=verified.certain)
         self._settle(passed, lanes, sampled, verified, committed, number)
-        if passed.features is not None:
-            self._aside.join()
         return Ended(chosen, report(committed, verified, chosen.tokens, *([checks.found] if checks else [])))
 
     def _drafted(self, plan: StepPlan, lanes: Lanes, needs: Needs) -> Drafted | None:

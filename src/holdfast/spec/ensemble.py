@@ -15,16 +15,14 @@ class Ensemble(nn.Module):
         super().__init__()
         self.model, self.drafter = model, drafter
 
-    def forward(self, batch: Batch, absorbs: bool = True) -> tuple[Tensor, Features | None]:
-        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or has yet to remember
-        these features of them."""
+    def forward(self, batch: Batch, absorbs: bool = True) -> Tensor:
+        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or remembers them."""
         if self.drafter is None:
-            return self.model(batch), None
+            return self.model(batch)
         features = Features(*self.model.features(batch, self.drafter.reads))
-        if not absorbs:
-            return features.hidden, features
-        self.drafter.absorb(batch, features)
-        return features.hidden, None
+        take = self.drafter.absorb if absorbs else self.drafter.remember
+        take(batch, features)
+        return features.hidden
 
     @property
     def recordable(self) -> bool:
