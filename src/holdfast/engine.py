@@ -108,10 +108,11 @@ class Engine:
             self._inflight.append(self.runner.launch(plan))
         self.scheduler.think()
         left = 0 if plan is None else self._left
-        changed = dict[str, Request]()  # it may have got tokens by several
+        changed = self._collect(self._inflight.popleft()) if len(self._inflight) > left else []
         while len(self._inflight) > left:
-            changed.update((request.id, request) for request in self._collect(self._inflight.popleft()))
-        return [*changed.values(), *self.scheduler.take_cancelled()]
+            again = {request.id: request for request in self._collect(self._inflight.popleft())}
+            changed = [request for request in changed if request.id not in again] + [*again.values()]
+        return changed + self.scheduler.take_cancelled()
 
     @property
     def _left(self) -> int:

@@ -135,6 +135,51 @@ def test_what_windows_of_a_depth_brought_is_held_against_what_was_expected() -> 
     assert survival.expected()[1] == pytest.approx(1.25, rel=0.05)
 
 
+FRESH, LATER = Counter([(3, 3), (3, 1)] * 8), Counter([(3, 2), (3, 0)] * 8)
+"""Windows that bring three tokens, and two."""
+
+
+def told_by_fresh_windows(compared: int) -> float:
+    """Tokens that are expected of three drafts, after trials of so many windows."""
+    survival = Survival(3)
+    survival.compare(3, compared, 3 * compared, fresh=True)
+    survival.compare(3, compared, 2 * compared, fresh=False)
+    for _ in range(100):
+        survival.learn(FRESH, fresh=True)
+    return survival.expected()[3]
+
+
+def test_fresh_windows_tell_of_those_that_follow_by_how_they_differed_in_trials() -> None:
+    """The more there were of these, the more."""
+    told = [told_by_fresh_windows(compared) for compared in (0, 4, 40, 400, 4000)]
+    assert told == sorted(told, reverse=True)
+    assert (
+        told[0] == pytest.approx(3.0, rel=0.03) and told[1] > 2.9 and told[-1] == pytest.approx(2.0, rel=0.05)
+    )
+
+
+def test_what_is_expected_of_drafts_does_not_change_with_the_windows_that_tell() -> None:
+    survival = Survival(3)
+    for _ in range(200):
+        survival.compare(3, 16, 48, fresh=True)
+        survival.compare(3, 16, 32, fresh=False)
+    for fresh in (True, False, True):
+        for step in range(100):
+            survival.learn(FRESH if fresh else LATER, fresh=fresh)
+            assert step < 3 or survival.expected()[3] == pytest.approx(2.0, rel=0.12)
+
+
+@pytest.mark.parametrize("accepted", [0, 3])
+def test_where_drafts_are_always_or_never_accepted_windows_do_not_differ(accepted: int) -> None:
+    """Whatever they did in other texts."""
+    survival = Survival(3)
+    survival.compare(3, 400, 1200, fresh=True)
+    survival.compare(3, 400, 800, fresh=False)
+    for _ in range(300):
+        survival.learn(Counter([(3, accepted)] * 16), fresh=True)
+    assert survival.expected()[3] == pytest.approx(1 + accepted, abs=0.02)
+
+
 def test_places_that_were_never_tried_are_like_the_one_before() -> None:
     survival = Survival(7)
     for _ in range(100):
@@ -426,6 +471,30 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
     assert [length for drafts, length in lengths if drafts].count(1) > 5, "looks"
     assert {length for drafts, length in lengths if drafts} <= {1, 4}, "or it measures what they take"
     assert min(length for drafts, length in lengths[1:-1] if not drafts) > 2
+
+
+class Worse(Loop):
+    """The first window after a step without drafts is guessed well, those that follow it are not."""
+
+    def run(self, steps: int) -> list[int]:
+        made = []
+        for _ in range(steps):
+            drafted = any(window.drafts for window in self.windows.values())
+            self.right = dict.fromkeys(self.right, 1 if drafted and self.drafted_before else 3)
+            self.drafted_before = drafted
+            made += super().run(1)
+        return made
+
+    drafted_before = False
+
+
+def test_drafts_that_only_look_worth_their_while_are_not_made() -> None:
+    """A step with three takes two and a half times as long. A look brings four tokens, but windows after it two."""
+    loop = Worse(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False), rows=16)
+    loop.seconds = lambda tokens: 1.0 if tokens == 16 else 2.5  # type: ignore[method-assign]
+    loop.run(2000)
+    made = loop.run(1000)
+    assert made.count(0) > 800, "looks gain, and are followed by others"
 
 
 def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:

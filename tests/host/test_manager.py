@@ -135,10 +135,22 @@ def test_while_most_pages_are_free_some_are_given_ahead() -> None:
     assert cache.check().clean
 
 
-@pytest.mark.parametrize(("pages", "rows", "held"), [(96, 3, 8), (60, 3, 5), (24, 3, 2), (11, 3, 1)])
+@pytest.mark.parametrize(("pages", "rows", "held"), [(72, 3, 6), (60, 3, 5), (24, 3, 2), (11, 3, 1)])
 def test_pages_ahead_are_a_quarter_of_all_at_most(pages: int, rows: int, held: int) -> None:
     cache = CacheManager(make_limits(num_pages=pages, max_num_seqs=rows, max_model_len=96))
     assert len(admitted(cache, make_request("a", (1,), max_tokens=80)).pages) == held
+
+
+def test_where_every_row_has_room_for_all_it_may_absorb_none_are_spared() -> None:
+    limits = make_limits(num_pages=3 * 25, max_num_seqs=3, max_model_len=96)
+    assert limits.pages_per_row == 25
+    for cache, held in ((CacheManager(limits), 8), (CacheManager(limits, prefix_reuse=True), 6)):
+        rows = [admitted(cache, make_request(id_, (1,), max_tokens=80)).row for id_ in "abc"]
+        assert [cache.room(row) for row in rows] == [4 * held] * 3
+    cache = CacheManager(limits)
+    rows = [admitted(cache, make_request(id_, (1,), max_tokens=95)).row for id_ in "abc"]
+    for length in (33, 65):
+        assert all(len(cache.extend(row, length) or ()) == 8 for row in rows)
 
 
 @pytest.mark.parametrize(("answer", "held"), [(1, 16), (7, 20), (11, 24), (99, 24)])

@@ -28,7 +28,8 @@ from .tree_check import tree_faults
 OFF = Match(refused="prefix caching is off")
 AHEAD = 8
 """Pages that a row is given at once, while half of all are free: each time somebody has to look after it, and the
-device to be told, which may have nothing else to do meanwhile. Fewer if all rows' would be more than a quarter."""
+device to be told, which may have nothing else to do meanwhile. Fewer if all rows' would be more than a quarter; but
+not where there are enough for every row and all that it may absorb."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class CacheManager:
         self.recurrent = limits.num_slots > 0
         self.keeps_checkpoints = prefix_reuse and self.recurrent
         self._limits = limits
-        self._ahead = min(AHEAD, limits.num_pages // (4 * limits.max_num_seqs))
+        self._plenty = not prefix_reuse and limits.num_pages >= limits.max_num_seqs * limits.pages_per_row
+        self._ahead = AHEAD if self._plenty else min(AHEAD, limits.num_pages // (4 * limits.max_num_seqs))
         self._rows = FreeList(Row, limits.max_num_seqs)
         self._generations = [0] * (limits.max_num_seqs + 1)
         self._behind = [Page(0)] * (limits.max_num_seqs + 1)  # by row: the page after its last tenant's
@@ -343,12 +345,13 @@ class CacheManager:
         self.counters.lost_tokens += match.kv_len - match.resumable_len
 
     def _with_more(self, request: Request, held: int, missing: int) -> int:
-        """Some pages ahead, if half stay free, but none that the longest answer does not reach."""
+        """Some pages ahead, if nobody misses them, but none that the longest answer does not reach."""
         limits = self._limits
         longest = len(request.prompt) + request.params.max_tokens + limits.drafting_room
         most = min(pages_for(longest, limits.page_size), limits.pages_per_row)
         count = max(missing, min(self._ahead, most - held))
-        return count if len(self._pages.free) - count >= limits.num_pages // 2 else missing
+        half_free = len(self._pages.free) - count >= limits.num_pages // 2
+        return count if self._plenty or half_free else missing
 
     def _take_pages(self, holding: Holding, count: int) -> None:
         """One after another where it can be: a context that lies in one piece need not be gathered to be read."""
