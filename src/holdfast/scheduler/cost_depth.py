@@ -32,7 +32,7 @@ UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 63
+REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 127
 """Further steps for which a decision that changed nothing holds, if their number of rows does: the first time, after
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0

@@ -41,7 +41,7 @@ CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything,"""
 DEVIATIONS = 3.0
 """and by so many standard deviations more than nothing."""
-HOST_STEPS = 16
+HOST_STEPS = 32
 """By which the host's pace is known."""
 CREEP = 1 / 256
 """Of what the host takes more than ever, so much is put down to its having more to do."""
