@@ -169,6 +169,15 @@ def test_what_is_expected_of_drafts_does_not_change_with_the_windows_that_tell()
             assert step < 3 or survival.expected()[3] == pytest.approx(2.0, rel=0.12)
 
 
+def test_later_windows_are_never_believed_to_bring_more() -> None:
+    survival = Survival(3)
+    survival.compare(3, 400, 800, fresh=True)
+    survival.compare(3, 400, 1200, fresh=False)
+    for _ in range(100):
+        survival.learn(LATER, fresh=True)
+    assert survival.expected()[3] == pytest.approx(2.0, rel=0.03)
+
+
 @pytest.mark.parametrize("accepted", [0, 3])
 def test_where_drafts_are_always_or_never_accepted_windows_do_not_differ(accepted: int) -> None:
     """Whatever they did in other texts."""
@@ -471,30 +480,6 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
     assert [length for drafts, length in lengths if drafts].count(1) > 5, "looks"
     assert {length for drafts, length in lengths if drafts} <= {1, 4}, "or it measures what they take"
     assert min(length for drafts, length in lengths[1:-1] if not drafts) > 2
-
-
-class Worse(Loop):
-    """The first window after a step without drafts is guessed well, those that follow it are not."""
-
-    def run(self, steps: int) -> list[int]:
-        made = []
-        for _ in range(steps):
-            drafted = any(window.drafts for window in self.windows.values())
-            self.right = dict.fromkeys(self.right, 1 if drafted and self.drafted_before else 3)
-            self.drafted_before = drafted
-            made += super().run(1)
-        return made
-
-    drafted_before = False
-
-
-def test_drafts_that_only_look_worth_their_while_are_not_made() -> None:
-    """A step with three takes two and a half times as long. A look brings four tokens, but windows after it two."""
-    loop = Worse(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False), rows=16)
-    loop.seconds = lambda tokens: 1.0 if tokens == 16 else 2.5  # type: ignore[method-assign]
-    loop.run(2000)
-    made = loop.run(1000)
-    assert made.count(0) > 800, "looks gain, and are followed by others"
 
 
 def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:

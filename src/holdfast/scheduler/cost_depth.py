@@ -37,8 +37,8 @@ REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 127
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
 """Standard deviations, at most, by which the tokens of steps must differ from those expected to end that early."""
-TIMED, MANY = 4, 8
-"""For the same reason only every fourth step is timed while a decision holds, and of so many rows nothing is learned
+TIMED, MANY = 8, 8
+"""For the same reason only every eighth step is timed while a decision holds, and of so many rows nothing is learned
 from the others."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""

@@ -28,7 +28,7 @@ WINDOWS = 32768
 """and windows of a depth,"""
 TOKENS = 2048.0
 """of which this many tokens are believed to be as foretold, before there were any."""
-ALIKE = 100
+ALIKE = 200
 """Windows in a row that are believed to bring the same, before there were any."""
 
 
@@ -125,11 +125,12 @@ class Series:
     @property
     def ratio(self) -> float:
         """The odds of drafts in later ones to those in fresh ones. In a text that is guessed either always or never
-        both bring the same."""
+        both bring the same. Never above 1: by chance it seems so too, and then drafts would be made that lose time;
+        otherwise it takes a few looks more to make those that gain some."""
         fresh, later = self.fresh, self.later
         part = ALIKE / max(1.0, fresh.windows + later.windows)
         usual = 1 + part * (fresh.kept + later.kept), 1 + part * (fresh.lost + later.lost)
-        return later.odds(*usual) / fresh.odds(*usual)
+        return min(1.0, later.odds(*usual) / fresh.odds(*usual))
 
 
 class Survival:
