@@ -11,7 +11,7 @@ from tests.reuse.conftest import find
 from tests.reuse.families import Find
 from tests.spec.test_chains import EXACT, GIVEN
 
-from holdfast import LLM, SamplingParams
+from holdfast import LLM, SamplingParams, Structured
 from holdfast.request import FinishReason, Request
 
 __all__ = ["find"]
@@ -76,6 +76,26 @@ def test_what_is_not_plain_waits_for_the_step_before(find: Find, options: dict[s
     llm, left = brief(LLM(find("gated-delta")[0], **EXACT, **options))
     llm.generate(GIVEN, PARAMS)
     assert max(left) == options.get("overlap", 1)
+
+
+def test_a_step_with_a_grant_is_collected_before_another_is_planned(find: Find) -> None:
+    """Slots are promised at lines, and a row can hold one grant."""
+    llm, left = brief(LLM(find("gated-delta")[0], **EXACT))
+    engine, granted = llm._engine, list[int]()
+    for number, given in enumerate(GIVEN[:2]):
+        engine.submit(Request(str(number), tuple(given), PARAMS))
+    while engine.has_work:
+        engine.step()
+        if engine._inflight and engine._inflight[-1].plan.grants:
+            granted.append(left[-1])
+    assert len(granted) > 2 and set(granted) == {1} and 2 in left
+
+
+def test_nor_does_an_answer_with_a_form_go_ahead() -> None:
+    llm, left = brief(LLM(max_num_seqs=2, max_model_len=128))
+    form = SamplingParams(max_tokens=12, structured=Structured(regex="tide [0-9]{2}"))
+    [answer] = llm.generate(["The sea at night"], form, progress=False)
+    assert answer.text.startswith("tide ") and max(left) == 1
 
 
 def test_who_comes_is_behind_one_step_only(find: Find) -> None:

@@ -83,7 +83,7 @@ class World:
 
     # --- events ---
 
-    def _begin(self, model: str, options: Mapping[str, Any], brief: bool) -> None:
+    def _begin(self, model: str, options: Mapping[str, Any], brief: bool = False) -> None:
         assert options["max_model_len"] <= MAX_MODEL_LEN
         exact = options["exact"]
         self.setting = Setting(model, exact, options["fold_every"] if exact else None)

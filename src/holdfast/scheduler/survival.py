@@ -100,7 +100,7 @@ class Brought:
 
 @dataclass
 class Drafted:
-    """In windows, of all that were drafted."""
+    """How many were kept and lost of the drafts of so many windows."""
 
     windows: float = 0.0
     kept: float = 0.0
@@ -140,8 +140,8 @@ class Survival:
     hard to guess, and the next begins there; if it had been shorter, another would have begun where the text was
     still easy. So what windows of each depth brought is compared with what was expected of them.
 
-    For the same reason a *fresh* window, before which there were no drafts, says too little of those that would
-    follow it: it begins anywhere. Trials of several steps show how much more or less these bring.
+    For the same reason a *fresh* window, before which there were no drafts, says too much of those that would follow
+    it: it begins anywhere. Trials of several steps show how much less these bring.
 
     The requests that run are not all requests: a change in their texts is believed at once, and is gone with them.
     """
