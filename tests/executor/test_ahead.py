@@ -98,13 +98,14 @@ def test_nor_does_an_answer_with_a_form_go_ahead() -> None:
     assert answer.text.startswith("tide ") and max(left) == 1
 
 
-def test_who_comes_is_behind_one_step_only(find: Find) -> None:
+@pytest.mark.parametrize("prompt", [GIVEN[1], GIVEN[1][:1]], ids=["a-run", "one-token"])
+def test_who_comes_is_behind_one_step_only(find: Find, prompt: list[int]) -> None:
     llm, left = brief(LLM(find("gated-delta")[0], **EXACT))
     engine = llm._engine
     engine.submit(Request("a", tuple(GIVEN[0]), PARAMS))
     while left[-2:] != [2, 2]:
         engine.step()
-    engine.submit(Request("b", tuple(GIVEN[1]), PARAMS))
+    engine.submit(Request("b", tuple(prompt), PARAMS))
     engine.step()
     assert left[-1] == 1
     while engine.has_work:

@@ -482,6 +482,23 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
     assert min(length for drafts, length in lengths[1:-1] if not drafts) > 2
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_windows_are_compared_that_are_made_whatever_the_first_brings(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a trial of four steps; a look is followed by others only if it gains."""
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1)),)), 1, ragged=False)
+    loop = Loop(policy, late=late)
+    loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    loop.run(100)
+    told = list[tuple[int, int, int, bool]]()
+    monkeypatch.setattr(policy._survival, "compare", lambda *windows, fresh: told.append((*windows, fresh)))
+    made = loop.run(3000)
+    trials = [len(list(steps)) for drafts, steps in itertools.groupby(made) if drafts]
+    assert trials.count(1) > 10 and trials.count(4) > 2
+    assert told == [(1, 2, 2, fresh) for fresh in (True, False, False, False)] * trials.count(4)
+
+
 def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:
     """Without drafts a step takes half as long as with seven, and brings an eighth; with three it brings half."""
     loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 7, ragged=False), rows=1, late=1)

@@ -161,6 +161,12 @@ def test_pages_ahead_end_where_the_longest_answer_does(answer: int, held: int) -
     assert cache.room(row) == held <= 4 * limits.pages_per_row
 
 
+def test_nor_are_pages_given_beyond_it_later() -> None:
+    cache = CacheManager(make_limits(num_pages=64, max_num_seqs=1, max_model_len=96))
+    row = admitted(cache, make_request("a", PROMPT, max_tokens=27)).row
+    assert cache.room(row) == 32 and cache.extend(row, 33) and cache.room(row) == 40
+
+
 def test_one_grant_at_a_time_and_any_number_of_exports() -> None:
     cache = caching()
     row = admitted(cache).row
