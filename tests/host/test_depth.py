@@ -483,6 +483,28 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
+def test_looks_are_paid_for_with_all_that_they_make_steps_take_longer(late: int) -> None:
+    """The step that makes the drafts, because the drafter has to catch up; and one after they were verified, because
+    the device waits for the host."""
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False)
+    loop, since, took = Loop(policy, late=late), 9, list[float]()
+
+    def seconds(tokens: int) -> float:
+        nonlocal since
+        verifies, since = tokens > 2, 0 if tokens > 2 else since + 1
+        usual = 3.0 if verifies else 1.0
+        took.append(usual + 1.2 * (not verifies and policy.depth > 0) + 0.9 * (since == 2))
+        return took[-1]
+
+    loop.seconds = seconds  # type: ignore[method-assign]
+    loop.run(100)
+    took.clear()
+    made = loop.run(4000)
+    assert sum(made) > 3 * 4, "it looks"
+    assert 0.004 < 1 - len(made) / sum(took) < 0.015, "of two rows, whose drafts are never accepted"
+
+
+@pytest.mark.parametrize("late", [0, 1])
 def test_windows_are_compared_that_are_made_whatever_the_first_brings(
     late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,7 +555,6 @@ def test_a_look_that_is_never_answered_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("right", [0, 3])
 def test_it_is_decided_while_the_device_computes(right: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But a look is not decided upon before its result is there."""
     policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
     loop = Loop(policy, late=1)
     loop.right = dict.fromkeys(loop.right, right)
@@ -559,7 +580,7 @@ def test_it_is_decided_while_the_device_computes(right: int, monkeypatch: pytest
     monkeypatch.setattr(policy, "decide", ask)
     made = loop.run(300)
     assert len(chosen) > 60 and looks > 5 and 3 < sum(n != right for n in made) < 100
-    assert 0 < sum(chosen) <= 2 * looks if right == 0 else not any(chosen)
+    assert not any(chosen)
 
 
 def test_in_a_ragged_step_drafts_go_where_they_are_accepted() -> None:

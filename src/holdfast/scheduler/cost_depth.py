@@ -12,7 +12,7 @@ from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
 from .deal import Deal
 from .depth import Depth
-from .step_costs import FORESEEN, SEEN, Belief, StepCosts, band
+from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
 from .survival import Survival
 
 MARGIN = 1.01
@@ -22,7 +22,7 @@ LOOKING, MEASURING = 0.008, 0.004
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
 LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
-AFTER = 2
+AFTER = 3
 """and steps that follow, which may take longer for it."""
 OFTEN, NEW, FAR = 16, 2.0, 0.1
 """Until a depth was seen so many times, twice its part is paid for measuring it, where drafts are made: the machine
@@ -76,7 +76,9 @@ class Launched(NamedTuple):
     steady: bool
     """It made as many, so its time is that of this depth."""
     trial: Trial | None
-    """It was made in it, or just before."""
+    """It was made in it, or just before or after."""
+    follows: bool = False
+    """It was after: it takes longer for it, maybe, but what was tried is known without it."""
     fresh: bool = False
     """There were no drafts in the step before;"""
     compared: bool = False
@@ -100,8 +102,8 @@ class CostDepth(Depth):
 
     What is known of the others grows old while one is in use. So each has an account, into which a small part of all
     time is paid. When that is enough for what a trial is expected to lose there is one, and what it took beyond what
-    it brings is taken from the account: what it brings on average; but a look what it did bring, so that one that
-    gains is followed by another at once.
+    it brings is taken from the account, with what steps around it took longer: what it brings on average; but a look
+    what it did bring, so that one that gains is followed by another at once.
 
     ragged  a step costs by its tokens, so that its drafts go where they are likeliest to be accepted
     """
@@ -155,11 +157,10 @@ class CostDepth(Depth):
         self._results.append(result)
 
     def think(self) -> None:
-        """Of a depth that was unknown, or when it is looked whether drafts are worth it, the next result is worth
-        waiting for."""
+        """Of a depth that was unknown the next result is worth waiting for."""
         if not self._rests_on():
             self._learn()
-            self._chosen = self.reason in ("best", "probe") and not (self._looked_at and self._tries)
+            self._chosen = self.reason in ("best", "probe")
             if self._chosen:
                 self._choose()
 
@@ -320,8 +321,9 @@ class CostDepth(Depth):
 
     @property
     def _tries(self) -> bool:
-        """Steps that belong to a trial are under way, or still to come."""
-        return self._after > 0 or any(step.trial is not None for step in self._flight.values())
+        """Steps that show what was tried are under way, or still to come."""
+        shows = any(step.trial is not None and not step.follows for step in self._flight.values())
+        return shows or self._after == AFTER
 
     def _looks_at(self, depth: int) -> bool:
         return depth > 0 and depth == self._looked_at
@@ -388,14 +390,14 @@ class CostDepth(Depth):
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0
             self._awaited = plan.step + 1 if self._after and self._tried.looks else 0
-        trial = self._tried if self._after else None
+        trial, follows = self._tried if self._after else None, 0 < self._after < AFTER
         if self.reason == "best":
             self._after = max(0, self._after - 1)
         fresh = self._longest > 0 and not longest
         again = self._compared and verified == before
         self._compared = trial is not None and bool(verified) and (again or (fresh and not trial.looks))
         self._verified = verified
-        launched = Launched(self._load, verified, steady, trial, fresh, self._compared)
+        launched = Launched(self._load, verified, steady, trial, follows, fresh, self._compared)
         self._flight[plan.step] = launched
         rests = steady and self.reason == "best" and trial is None and not self._ragged
         self._resting = (launched, launched._replace(passed=True)) if rests else None
@@ -475,12 +477,17 @@ class CostDepth(Depth):
         if launched.trial is None:
             self._earned += seconds
         elif self._speed:
-            usual = self._costs.seconds(load.rows, launched.verified or 0, load.context)
-            took = usual if seconds > 2 * usual else seconds  # an interruption is not the trial's fault
-            brings = load.rows * self._expected[launched.verified or 0]  # luck aside,
-            if launched.trial.looks:
-                brings = sum(map(len, result.tokens))  # unless it is luck that is looked for
-            self._accounts_of(load.rows)[launched.trial.account] -= took - brings / self._speed
+            trial, verified = launched.trial, launched.verified or 0
+            kinds = self._costs.beliefs(load.rows, (verified, trial.depth), load.context)
+            usual, tried = kinds[verified].seconds, kinds[trial.depth].seconds
+            took = usual if seconds > max(INTERRUPTED * usual, tried) else seconds  # that is not its fault
+            saves = usual  # by a step that had to be made in any case
+            if verified == trial.depth and not launched.follows:
+                brings = load.rows * self._expected[verified]  # luck aside,
+                if trial.looks:
+                    brings = sum(map(len, result.tokens))  # unless it is luck that is looked for
+                saves = brings / self._speed
+            self._accounts_of(load.rows)[trial.account] -= took - saves
 
     def _learn_windows(self) -> None:
         for result in self._passed:
