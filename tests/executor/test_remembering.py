@@ -1,9 +1,10 @@
-"""What a drafter costs a step without drafts: one launch, by which it remembers."""
+"""What a drafter costs a step without drafts: no launch, for what it remembers is kept as cursors move."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast import LLM, engine
 from holdfast.executor.inputs import Shape
 from holdfast.executor.runner import Runner
+from holdfast.executor.sampler import Needs
 
 FREE = {
     "detach",
@@ -66,7 +68,7 @@ class Launches(TorchDispatchMode):
 
 @interpreted
 @pytest.mark.parametrize("name", ["mtp", "eagle3", "dflash"])
-def test_a_step_without_drafts_is_one_launch_longer(
+def test_a_step_without_drafts_has_as_many_launches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model, config = write_drafter(name, tmp_path)
@@ -76,6 +78,10 @@ def test_a_step_without_drafts_is_one_launch_longer(
     sizes = dict(max_num_seqs=1, max_model_len=40, page_size=16, max_num_batched_tokens=24)
     runner = LLM(model, backend="triton", speculative_config=drafting, **sizes)._engine.runner
     launches, lanes = Launches(monkeypatch), runner.inputs.padding(Shape(1, 1))
+    passed = runner._pass(lanes, absorbs=False)
     remembering = launches.of(lambda: runner._pass(lanes, absorbs=False))
     alone = launches.of(lambda: runner.model(runner._batch(lanes)))
-    assert alone.total() > 20 and remembering - alone == Counter(keep=1) and not alone - remembering
+    assert passed.keep is not None and alone.total() > 20 and remembering == alone
+    kept = launches.of(lambda: runner._end(passed, lanes, Needs()))
+    plain = launches.of(lambda: runner._end(replace(passed, keep=None), lanes, Needs()))
+    assert kept - plain == Counter(commit_keeping=1) and plain - kept == Counter(commit=1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import pytest
 import torch
 from torch import Tensor
 
-from holdfast.ops.backend import Ops
+from holdfast.ops.backend import REFERENCE, Ops
 from holdfast.ops.causal_conv import reference
+from holdfast.ops.cursors.reference import Committed, Cursors, Standing
 from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
 from holdfast.ops.places import ConvState
 from holdfast.ops.step import Export, StateStep
@@ -18,6 +20,7 @@ from .steps import BEHIND, DEVICE, Lane, conv_pool, make_step, on_device, random
 
 pytest.importorskip("triton")
 from holdfast.ops.causal_conv import triton as twin
+from holdfast.ops.triton_backend import TritonOps
 
 pytestmark = pytest.mark.gpu if DEVICE.type == "cuda" else []
 
@@ -93,18 +96,31 @@ def test_runs_that_catch_up_leave_what_the_reference_does(width: int) -> None:
 
 @pytest.mark.parametrize("width", [2, 4])
 def test_windows_keep_what_they_would_if_they_were_convolved(width: int) -> None:
-    """By the reference as well."""
+    """By the reference as well; when cursors move, as they would."""
     channels, windows = 300, LANES[:5]
     step = make_step(windows, write_slots=FOLD_TO[:5])
     pool, other = pools(channels, width, width)
     third = ConvState(other.saved.clone(), other.ring.clone())
     x = torch.randn(int(step.offsets[-1]), channels, generator=seeded(1))
     reference.causal_conv(x, torch.ones(channels, width), None, pool, step)
-    reference.keep(x.to(DEVICE), third, on_device(step))
-    twin.keep(x.to(DEVICE), other, on_device(step))
-    for kept in (other, third):
+    step, rows = on_device(step), 2 + int(step.rows.max())
+    stood = Standing(step.position, step.base, step.read_slot, step.end_base, step.write_slot)
+    ones = torch.ones_like(step.rows)
+    moved = [Cursors(*torch.full((6, rows), 5, device=DEVICE)) for _ in range(3)]
+    wanted = TritonOps().commit(moved[0], step.rows, stood, ones)
+    for ops, at, kept in ((TritonOps(), moved[1], other), (REFERENCE, moved[2], third)):
+        committed = ops.commit_keeping(at, stood, ones, x.to(DEVICE), kept, step)
         agree(kept.saved, pool.saved)
         agree(kept.ring, pool.ring)
+        assert_same(committed, wanted)
+        assert_same(at, moved[0])
+
+
+def assert_same(got: Committed | Cursors, wanted: Committed | Cursors) -> None:
+    for field in fields(got):
+        torch.testing.assert_close(
+            getattr(got, field.name).long(), getattr(wanted, field.name).long(), rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("width", [2, 4])

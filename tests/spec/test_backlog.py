@@ -171,8 +171,8 @@ def _served(
 def _count(drafter: Any, verb: str, took: Counter[str]) -> None:
     done = getattr(drafter, verb)
 
-    def counted(*given: Any) -> None:
+    def counted(*given: Any) -> Any:
         took[verb] += 1
-        done(*given)
+        return done(*given)
 
     setattr(drafter, verb, counted)

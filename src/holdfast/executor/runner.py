@@ -20,6 +20,7 @@ from ..memory.kv_pool import KVPool
 from ..memory.sanitizer import Done, Sanitizer
 from ..memory.state_pool import Committed, StatePool
 from ..ops.acceptance.reference import Verified
+from ..ops.places import ToKeep
 from ..ops.step import StateStep
 from ..plan import Grant, StepPlan
 from ..progress import Progress
@@ -43,6 +44,7 @@ class Passed:
 
     batch: Batch
     hidden: Tensor
+    keep: ToKeep | None
     uses: tuple[Use, ...]
     """Of state, by a uniform step under the sanitizer."""
 
@@ -232,8 +234,8 @@ class Runner:
     def _pass(self, lanes: Lanes, absorbs: bool = True) -> Passed:
         """All tokens through the model."""
         batch = self._batch(lanes)
-        hidden = self.ensemble(batch, absorbs)
-        return Passed(batch, hidden, self.sanitizer.uses() if self.sanitizer else ())
+        hidden, keep = self.ensemble(batch, absorbs)
+        return Passed(batch, hidden, keep, self.sanitizer.uses() if self.sanitizer else ())
 
     def _end(
         self, passed: Passed, lanes: Lanes, needs: Needs, number: int = 0, masks: Masks | None = None
@@ -248,7 +250,7 @@ class Runner:
         )  # or after every one
         sampled = self.sampler.choose(logits, batch.positions, lanes, needs, masks)
         verified, chosen = self._verify(batch.step, lanes, sampled)
-        committed = self.state.commit(step=batch.step, accepted=verified.certain)
+        committed = self.state.commit(step=batch.step, accepted=verified.certain, keep=passed.keep)
         self._settle(passed, lanes, sampled, verified, committed, number)
         return Ended(chosen, report(committed, verified, chosen.tokens, *([checks.found] if checks else [])))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import Limits
 from ..ops.backend import REFERENCE, Ops
 from ..ops.cursors.reference import Committed, Cursors, Standing
-from ..ops.places import ConvState, TemporalState, Transfer
+from ..ops.places import ConvState, TemporalState, ToKeep, Transfer
 from ..ops.step import Export, StateStep, Tree
 from ..ops.transfer import Buffer, columns, to_device
 from ..plan import Grant, RowStart
@@ -216,10 +216,15 @@ class StatePool:
             if layer.temporal is not None:
                 layer.temporal.move(by_capacity[layer.temporal.capacity])
 
-    def commit(self, *, step: StateStep, accepted: Tensor, cursors: Cursors | None = None) -> Committed:
+    def commit(
+        self, *, step: StateStep, accepted: Tensor, cursors: Cursors | None = None, keep: ToKeep | None = None
+    ) -> Committed:
         """Move every cursor of the step, once: `accepted` [B] of each lane's tokens are certain now."""
+        cursors = cursors or self.cursors
         stood = Standing(step.position, step.base, step.read_slot, step.end_base, step.write_slot)
-        return self.ops.commit(cursors or self.cursors, step.rows, stood, accepted)
+        if keep is None:
+            return self.ops.commit(cursors, step.rows, stood, accepted)
+        return self.ops.commit_keeping(cursors, stood, accepted, keep.x, keep.state, step)
 
     @property
     def slot_bytes(self) -> int:

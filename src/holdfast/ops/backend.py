@@ -173,6 +173,19 @@ class Ops:
     write_drafts = staticmethod(acceptance.write_drafts)
     look_up = staticmethod(lookup.look_up)
 
+    def commit_keeping(
+        self,
+        at: cursors.Cursors,
+        stood: cursors.Standing,
+        accepted: Tensor,
+        x: Tensor,
+        pool: ConvState,
+        step: StateStep,
+    ) -> cursors.Committed:
+        """`commit`, with what `causal_conv` keeps of a step of windows: nothing is convolved."""
+        causal_conv.keep(x, pool, step)
+        return self.commit(at, step.rows, stood, accepted)
+
     # over lanes, with what they keep
 
     def attention(
@@ -228,10 +241,6 @@ class Ops:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
-
-    def keep_inputs(self, x: Tensor, pool: ConvState, step: StateStep) -> None:
-        """What `causal_conv` keeps of a step of windows, without convolving anything."""
-        causal_conv.keep(x, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep

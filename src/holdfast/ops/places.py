@@ -203,6 +203,14 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
+class ToKeep:
+    """Inputs [tokens, channels] of the windows of a step, which a convolution's state has yet to keep."""
+
+    x: Tensor
+    state: ConvState
+
+
+@dataclass(frozen=True)
 class ConvState:
     """One causal convolution of one layer.
 

@@ -14,6 +14,7 @@ from .attention.heads import Heads
 from .backend import Ops
 from .causal_conv import triton as causal_conv
 from .cursors import triton as cursors
+from .cursors.reference import Committed, Cursors, Standing
 from .gated_delta import triton as gated_delta
 from .gated_delta import triton_runs as gated_delta_runs
 from .gated_delta.front import DeltaInputs, DeltaWeights
@@ -111,6 +112,18 @@ class TritonOps(Ops):
     write_drafts = staticmethod(acceptance.write_drafts)
     look_up = staticmethod(lookup.look_up)
 
+    def commit_keeping(
+        self,
+        at: Cursors,
+        stood: Standing,
+        accepted: Tensor,
+        x: Tensor,
+        pool: ConvState,
+        step: StateStep,
+    ) -> Committed:
+        causal_conv.tell(x, None, pool, step)
+        return cursors.commit_keeping(at, stood, accepted, x, pool, step)
+
     def attention(
         self,
         queries: Tensor,
@@ -153,9 +166,6 @@ class TritonOps(Ops):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep
     ) -> Tensor:
         return causal_conv.causal_conv(x, weight, bias, pool, step)
-
-    def keep_inputs(self, x: Tensor, pool: ConvState, step: StateStep) -> None:
-        causal_conv.keep(x, pool, step)
 
     def short_conv(
         self, gated: Tensor, weight: Tensor, bias: Tensor | None, pool: ConvState, step: StateStep

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..layers.batch import Batch
 from ..models.base import CausalLM
 from ..models.dflash import DFlashHead
+from ..ops.places import ToKeep
 from ..ops.step import Tree
 from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .mtp import Previous
@@ -41,9 +42,9 @@ class DFlash(Drafter):
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(self.head.context(features.layers.flatten(1)), batch)
 
-    def remember(self, batch: Batch, features: Features) -> None:
+    def remember(self, batch: Batch, features: Features) -> ToKeep:
         assert self.known is not None
-        self.known.keep(features.layers.flatten(1), batch)
+        return self.known.to_keep(features.layers.flatten(1), batch)
 
     def catch_up(self, batch: Batch) -> None:
         assert self.known is not None

@@ -20,6 +20,7 @@ from ..memory.kv_pool import KVPool
 from ..memory.spec import KVSpec, StateSpec
 from ..memory.state_pool import StatePool
 from ..models.base import declared, recordable
+from ..ops.places import ToKeep
 from ..ops.step import StateStep, Tree
 
 PREFIX = "draft."
@@ -137,8 +138,8 @@ class Drafter(nn.Module):
     def absorb(self, batch: Batch, features: Features) -> None:
         """The tokens of a step, after the model: all that a later step may need of them is kept."""
 
-    def remember(self, batch: Batch, features: Features) -> None:
-        """Instead of `absorb`: only what `catch_up` will need."""
+    def remember(self, batch: Batch, features: Features) -> ToKeep | None:
+        """Instead of `absorb`: only what `catch_up` will need, for whoever commits the step to keep."""
         raise NotImplementedError
 
     def catch_up(self, batch: Batch) -> None:

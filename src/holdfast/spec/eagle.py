@@ -14,6 +14,7 @@ from ..config import ConfigError
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead, EagleThreeHead
 from ..models.base import CausalLM, declared
+from ..ops.places import ToKeep
 from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .mtp import Previous
 
@@ -41,8 +42,8 @@ class Eagle(Drafter):
         known = self.head.known(features.hidden, features.layers)
         self._keep(self.previous(known, batch), batch)
 
-    def remember(self, batch: Batch, features: Features) -> None:
-        self.previous.keep(self.head.known(features.hidden, features.layers), batch)
+    def remember(self, batch: Batch, features: Features) -> ToKeep:
+        return self.previous.to_keep(self.head.known(features.hidden, features.layers), batch)
 
     def catch_up(self, batch: Batch) -> None:
         self._keep(self.previous.kept(batch), batch)

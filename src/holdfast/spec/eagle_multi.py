@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..layers.batch import Batch, Build
 from ..layers.eagle import EagleHead
 from ..models.base import CausalLM
+from ..ops.places import ToKeep
 from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 from .eagle import check_drafted
 from .mtp import Previous
@@ -55,9 +56,10 @@ class EagleMulti(Drafter):
         known = self._heads[0].known(features.hidden, features.layers)
         self._keep(self._heads[0].mixed(self.previous[0](known, batch)), batch)
 
-    def remember(self, batch: Batch, features: Features) -> None:
+    def remember(self, batch: Batch, features: Features) -> ToKeep:
         first: Any = self.previous[0]
-        first.keep(self._heads[0].known(features.hidden, features.layers), batch)
+        kept: ToKeep = first.to_keep(self._heads[0].known(features.hidden, features.layers), batch)
+        return kept
 
     def catch_up(self, batch: Batch) -> None:
         first: Any = self.previous[0]

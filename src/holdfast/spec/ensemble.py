@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ..layers.batch import Batch
 from ..memory.spec import KVSpec, StateSpec
 from ..models.base import CausalLM
+from ..ops.places import ToKeep
 from .drafter import Drafter, Features
 
 
@@ -15,14 +16,16 @@ class Ensemble(nn.Module):
         super().__init__()
         self.model, self.drafter = model, drafter
 
-    def forward(self, batch: Batch, absorbs: bool = True) -> Tensor:
-        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well, or remembers them."""
+    def forward(self, batch: Batch, absorbs: bool = True) -> tuple[Tensor, ToKeep | None]:
+        """The model's hidden states [tokens, hidden]. The drafter absorbs the tokens as well; or, if there is
+        something that it must remember of them, that is still to be kept."""
         if self.drafter is None:
-            return self.model(batch)
+            return self.model(batch), None
         features = Features(*self.model.features(batch, self.drafter.reads))
-        take = self.drafter.absorb if absorbs else self.drafter.remember
-        take(batch, features)
-        return features.hidden
+        if not absorbs:
+            return features.hidden, self.drafter.remember(batch, features)
+        self.drafter.absorb(batch, features)
+        return features.hidden, None
 
     @property
     def recordable(self) -> bool:

@@ -13,6 +13,7 @@ from ..layers.batch import Batch, Build
 from ..layers.mtp import MTPHead
 from ..memory.spec import ConvSpec, StateSpec
 from ..models.base import CausalLM, Rename, renamer
+from ..ops.places import ToKeep
 from .drafter import PATIENCE, Draft, Drafter, Features, VerifiedStep, all_meant
 
 
@@ -36,9 +37,9 @@ class Previous(nn.Module):
         pool = batch.state.layers[self.name].conv["hidden"]
         return self.ops.causal_conv(x, self.shift, None, pool, batch.step).to(self.dtype)
 
-    def keep(self, x: Tensor, batch: Batch) -> None:
-        """Of windows, without asking for anything."""
-        self.ops.keep_inputs(x, batch.state.layers[self.name].conv["hidden"], batch.step)
+    def to_keep(self, x: Tensor, batch: Batch) -> ToKeep:
+        """Of windows, if nothing is asked for."""
+        return ToKeep(x, batch.state.layers[self.name].conv["hidden"])
 
     def of_last(self, batch: Batch) -> Tensor:
         """Of one token for each lane that has no vector yet. What is kept in its place is never read."""
@@ -71,8 +72,8 @@ class MTP(Drafter):
     def absorb(self, batch: Batch, features: Features) -> None:
         self.head.keep(self._embed(batch.tokens), self.previous(features.hidden, batch), batch)
 
-    def remember(self, batch: Batch, features: Features) -> None:
-        self.previous.keep(features.hidden, batch)
+    def remember(self, batch: Batch, features: Features) -> ToKeep:
+        return self.previous.to_keep(features.hidden, batch)
 
     def catch_up(self, batch: Batch) -> None:
         self.head.keep(self._embed(batch.tokens), self.previous.kept(batch), batch)

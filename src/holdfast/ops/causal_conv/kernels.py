@@ -2,7 +2,7 @@
 
 A program of `windows` takes some channels of one lane, so that it alone reads and writes what they keep: outputs
 first, then the inputs before a folded line, if there is one. Runs take two launches: `runs` computes, with nothing
-kept being written; `keep` then writes rings and slots. It also does where nothing is to be computed.
+kept being written; `keep` then writes rings and slots.
 
 MODE says what a layer does around the convolution:
     PLAIN  nothing                                     out [tokens, C] in float32
@@ -199,10 +199,22 @@ def keep(
                 x, saved, ring, tl.load(exports + 3 * e + 1), tl.load(exports + 3 * e + 2),
                 row, slot, begin, at, first, stride, channels, inside, C, W, CAP, MODE,
             )  # fmt: skip
+    keep_part(
+        x, saved, ring, tl.load(write_slot + lane).to(tl.int64), end, row, slot, begin, at, first, count,
+        stride, channels, inside, C, W, CAP, MODE,
+    )  # fmt: skip
+
+
+@triton.jit
+def keep_part(
+    x, saved, ring, target_slot, end, row, slot, begin, at, first, count, stride, channels, inside, C,
+    W: tl.constexpr, CAP: tl.constexpr, MODE: tl.constexpr,
+):  # fmt: skip
+    """Some channels of a lane: the inputs before the line that it passes, if it does, and then its own."""
     if end > begin:
         _leave(
-            x, saved, ring, tl.load(write_slot + lane).to(tl.int64), end,
-            row, slot, begin, at, first, stride, channels, inside, C, W, CAP, MODE,
+            x, saved, ring, target_slot, end, row, slot, begin, at, first, stride, channels, inside, C,
+            W, CAP, MODE,
         )  # fmt: skip
     for t in range(tl.maximum(count - CAP, 0), count):
         value = _fresh(x, first + t, stride, channels, inside, C, MODE)

@@ -39,13 +39,6 @@ def short_conv(
     return out
 
 
-def keep(x: Tensor, pool: ConvState, step: StateStep) -> None:
-    """As the reference's: of windows."""
-    tell(x, None, pool, step)
-    width, capacity = pool.saved.shape[1] + 1, pool.ring.shape[1]
-    _keep(x, pool, step, 0, {"W": width, "CAP": capacity, "BC": CHANNELS, "MODE": kernels.PLAIN})
-
-
 def delta_front(
     inputs: DeltaInputs, weights: DeltaWeights, pool: ConvState, step: StateStep, *, key_dim: int, values: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

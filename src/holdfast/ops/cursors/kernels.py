@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..causal_conv.kernels import PLAIN, keep_part
+
 
 @triton.jit
 def begin(
@@ -34,6 +36,44 @@ def commit(
     read_slot, base, length, grant_slot, grant_line,
     rows, accepted, position, began, read, end_base, write, out,  # out [3, lanes]: position, used, missed
     lanes, BLOCK: tl.constexpr,
+):  # fmt: skip
+    _move(
+        read_slot, base, length, grant_slot, grant_line,
+        rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def commit_keeping(
+    read_slot, base, length, grant_slot, grant_line,
+    rows, accepted, position, began, read, end_base, write, out,
+    lanes, x, saved, ring, counts, offsets, parts, stride, C,
+    BLOCK: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The first program moves the cursors. Each of the others keeps a part of what a convolution keeps of a lane,
+    which stands where it did when the step began."""
+    program = tl.program_id(0)
+    if program == 0:
+        _move(
+            read_slot, base, length, grant_slot, grant_line,
+            rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK,
+        )  # fmt: skip
+    else:
+        lane = (program - 1) // parts
+        row = tl.load(rows + lane).to(tl.int64)
+        channels = (program - 1) % parts * BC + tl.arange(0, BC)
+        if row > 0:
+            keep_part(
+                x, saved, ring, tl.load(write + lane), tl.load(end_base + lane), row, tl.load(read + lane),
+                tl.load(began + lane), tl.load(position + lane), tl.load(offsets + lane).to(tl.int64),
+                tl.load(counts + lane), stride, channels, channels < C, C, W, CAP, PLAIN,
+            )  # fmt: skip
+
+
+@triton.jit
+def _move(
+    read_slot, base, length, grant_slot, grant_line,
+    rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     inside = lane < lanes

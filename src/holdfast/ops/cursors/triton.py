@@ -6,8 +6,13 @@ import torch
 import triton
 from torch import Tensor
 
+from ..places import ConvState
+from ..step import StateStep
 from . import kernels
 from .reference import Committed, Cursors, Standing
+
+CHANNELS = 256
+"""Of what is kept, that a program keeps."""
 
 
 def begin(at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: int) -> Standing:
@@ -21,13 +26,41 @@ def begin(at: Cursors, rows: Tensor, counts: Tensor, *, num_windows: int, grid: 
 
 
 def commit(at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Committed:
-    lanes = len(rows)
-    out = torch.empty(3, lanes, dtype=torch.int64, device=rows.device)
+    out = _told(rows)
     kernels.commit[(1,)](
-        at.read_slot, at.base, at.length, at.grant_slot, at.grant_line, rows, accepted,
-        stood.position, stood.base, stood.read_slot, stood.end_base, stood.write_slot, out,
-        lanes, BLOCK=triton.next_power_of_2(lanes), num_warps=4,
+        *_moved(at, rows, stood, accepted), out,
+        len(rows), BLOCK=triton.next_power_of_2(len(rows)), num_warps=4,
     )  # fmt: skip
+    return _committed(stood, out)
+
+
+def commit_keeping(
+    at: Cursors, stood: Standing, accepted: Tensor, x: Tensor, pool: ConvState, step: StateStep
+) -> Committed:
+    lanes, channels, out = len(step.rows), pool.ring.shape[2], _told(step.rows)
+    parts = triton.cdiv(channels, CHANNELS)
+    kernels.commit_keeping[(1 + lanes * parts,)](
+        *_moved(at, step.rows, stood, accepted), out,
+        lanes, x, pool.saved, pool.ring, step.counts, step.offsets, parts, x.stride(0), channels,
+        BLOCK=triton.next_power_of_2(lanes), W=pool.saved.shape[1] + 1, CAP=pool.ring.shape[1], BC=CHANNELS,
+        num_warps=4,
+    )  # fmt: skip
+    return _committed(stood, out)
+
+
+def _moved(at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> tuple[Tensor, ...]:
+    cursors = (at.read_slot, at.base, at.length, at.grant_slot, at.grant_line)
+    return (
+        *cursors, rows, accepted,
+        stood.position, stood.base, stood.read_slot, stood.end_base, stood.write_slot,
+    )  # fmt: skip
+
+
+def _told(rows: Tensor) -> Tensor:
+    return torch.empty(3, len(rows), dtype=torch.int64, device=rows.device)
+
+
+def _committed(stood: Standing, out: Tensor) -> Committed:
     position, used, missed = out
     return Committed(position=position, base=stood.end_base, used=used, missed=missed)
 
