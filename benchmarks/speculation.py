@@ -11,6 +11,9 @@ of none and the fixed depths has the best median: in each repetition by the two 
 One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
 take; here adaptive depth does so in --learning runs before the others.
 
+Engines that are made alike differ by where their memory lies: on an H200 by 2% and more in steps of 0.15 ms. Therefore
+there are --engines of each kind, and every repetition goes to the next ones.
+
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.
 """
@@ -22,6 +25,7 @@ import gc
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +74,8 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--out", type=int, default=384 if there else 48, help="tokens of every answer")
     parser.add_argument("--prompts", type=int, default=16 if there else 4, help="of a run, at least")
-    parser.add_argument("--reps", type=int, default=5 if there else 3)
+    parser.add_argument("--reps", type=int, default=6 if there else 3)
+    parser.add_argument("--engines", type=int, default=3 if there else 1, help="of each kind, used in turn")
     parser.add_argument(
         "--learning", type=int, default=4 if there else 2, help="runs before, of adaptive depth"
     )
@@ -79,29 +84,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin with no drafter after so many")
     parser.add_argument("--json", type=Path, help="write the numbers here as well, as they come")
     args = parser.parse_args()
-    plain = _engine(args)
+    plain = [_engine(args) for _ in range(args.engines)]
     asked = [
-        Traffic(batch, _prompts(plain, batch, args.prompts), args.out, args.reps, args.learning, there)
+        Traffic(batch, _prompts(plain[0], batch, args.prompts), args.out, args.reps, args.learning, there)
         for batch in args.batches
     ]
     asked_for = {name: value for name, value in vars(args).items() if name != "json"}
     found: dict[str, Any] = {**asked_for, "device": _device(args.device), "rows": []}
-    _progress(f"engine without drafts; {found['device']}")
+    _progress(f"engines without drafts: {args.engines}; {found['device']}")
     for name in args.drafters:
         if time.perf_counter() - BEGUN > args.seconds:
             _progress(f"{name} and what follows it: no time left")
             break
-        llm = _engine(args, DRAFTERS[name])
-        _progress(f"engine with {name}, {len(llm._engine.runner.graphs)} graphs")
-        adaptive = llm._engine.scheduler._depth
+        pairs = [Pair(without, _engine(args, DRAFTERS[name])) for without in plain]
+        _progress(f"engines with {name}: {args.engines}, of {len(pairs[0].llm._engine.runner.graphs)} graphs")
         for traffic in asked:
-            row = {"drafter": name, "batch": traffic.batch, **_measure(plain, llm, adaptive, traffic)}
+            row = {"drafter": name, "batch": traffic.batch, **_measure(pairs, traffic)}
             found["rows"].append(row)
             _progress(_told(row))
             if args.json:
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 args.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
-        del llm
+        del pairs
         gc.collect()
     if found["rows"]:
         worst = min(row["adaptive_to_better"] for row in found["rows"])
@@ -135,32 +139,45 @@ def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[int]]:
     return [llm.tokenizer.apply_chat([{"role": "user", "content": prompt}]) for prompt in asked]
 
 
-def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[str, Any]:
+class Pair:
+    """Two engines, one without drafts and one with them; and by what depth each kind of run is made."""
+
+    def __init__(self, plain: LLM, llm: LLM) -> None:
+        self.plain, self.llm = plain, llm
+        self.adaptive = llm._engine.scheduler._depth
+        fixed = {str(depth): Depth(depth) for depth in (0, *DEPTHS)}
+        self.depths: dict[str, Depth | None] = {"none": None, **fixed, "adaptive": self.adaptive}
+
+    def run(self, kind: str, traffic: Traffic) -> tuple[float, list[RequestOutput]]:
+        depth = self.depths[kind]
+        if depth is None:
+            return _run(self.plain, traffic)
+        self.llm._engine.scheduler._depth = depth
+        return _run(self.llm, traffic)
+
+    def prepare(self, traffic: Traffic) -> None:
+        for _ in range(traffic.learning):
+            self.run("adaptive", traffic)
+        for kind in self.depths if traffic.warms_up else ():
+            self.run(kind, traffic)
+
+
+def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
     """Rates of every kind, and what became of the answers."""
-    kinds: dict[str, tuple[LLM, Depth | None]] = {
-        "none": (plain, None),
-        "0": (llm, Depth(0)),
-        **{str(depth): (llm, Depth(depth)) for depth in DEPTHS},
-        "adaptive": (llm, adaptive),
-    }
+    for pair in pairs:
+        pair.prepare(traffic)
+    before = [_steps(pair.adaptive) for pair in pairs]
+    kinds = list(pairs[0].depths)
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     answers: dict[str, list[tuple[int, ...]]] = {}
     lengths: dict[str, float] = {}
-    for _ in range(traffic.learning):
-        llm._engine.scheduler._depth = adaptive
-        _run(llm, traffic)
-    before = _steps(adaptive)
-    turns = list(kinds)
-    for rep in range(1 - traffic.warms_up, traffic.reps + 1):
-        for kind in turns[rep % len(turns) :] + turns[: rep % len(turns)]:
-            engine, depth = kinds[kind]
-            if depth is not None:
-                engine._engine.scheduler._depth = depth
-            rate, outputs = _run(engine, traffic)
+    for rep in range(traffic.reps):
+        first = 1 + rep % len(kinds)
+        for kind in kinds[first:] + kinds[:first]:
+            rate, outputs = pairs[rep % len(pairs)].run(kind, traffic)
             answers[kind] = [tuple(output.token_ids) for output in outputs]
             lengths[kind] = _accept_length(outputs)
-            if rep:
-                rates[kind].append(rate)
+            rates[kind].append(rate)
     median = {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
     better = max(("none", best), key=lambda kind: median[kind])
@@ -172,7 +189,7 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
         if answer != answers["none"][place]
     ]
     gaps = [
-        _gap(plain, traffic.prompts[place], answers["none"][place], answers[kind][place])
+        _gap(pairs[0].plain, traffic.prompts[place], answers["none"][place], answers[kind][place])
         for kind, place in different
     ]
     return {
@@ -183,12 +200,21 @@ def _measure(plain: LLM, llm: LLM, adaptive: Depth, traffic: Traffic) -> dict[st
         "better": better,
         "adaptive_to_better": statistics.median(parts),
         "adaptive_to_better_range": (min(parts), max(parts)),
-        "adaptive_steps": {depth: n - before.get(depth, 0) for depth, n in _steps(adaptive).items()},
-        "adaptive_why": adaptive.why(),
+        "adaptive_steps": dict(_made(pairs, before)),
+        "adaptive_why": [pair.adaptive.why() for pair in pairs],
         "answers": sum(map(len, answers.values())),
         "different": len(different),
         "widest_gap": max(gaps, default=0.0),
     }
+
+
+def _made(pairs: Sequence[Pair], before: Sequence[dict[int, int]]) -> Counter[int]:
+    """Steps by depth, of the runs that count."""
+    made = Counter[int]()
+    for pair, earlier in zip(pairs, before, strict=True):
+        made.update(_steps(pair.adaptive))
+        made.subtract(earlier)
+    return made
 
 
 def _run(llm: LLM, traffic: Traffic) -> tuple[float, list[RequestOutput]]:

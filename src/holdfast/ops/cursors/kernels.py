@@ -60,13 +60,14 @@ def commit_keeping(
         )  # fmt: skip
     else:
         lane = (program - 1) // parts
-        row = tl.load(rows + lane).to(tl.int64)
         channels = (program - 1) % parts * BC + tl.arange(0, BC)
+        row, slot, to = tl.load(rows + lane), tl.load(read + lane), tl.load(write + lane)
+        begin, end, at = tl.load(began + lane), tl.load(end_base + lane), tl.load(position + lane)
+        first, count = tl.load(offsets + lane), tl.load(counts + lane)
         if row > 0:
             keep_part(
-                x, saved, ring, tl.load(write + lane), tl.load(end_base + lane), row, tl.load(read + lane),
-                tl.load(began + lane), tl.load(position + lane), tl.load(offsets + lane).to(tl.int64),
-                tl.load(counts + lane), stride, channels, channels < C, C, W, CAP, PLAIN,
+                x, saved, ring, to, end, row, slot, begin, at, first, count,
+                stride, channels, channels < C, C, W, CAP, PLAIN,
             )  # fmt: skip
 
 
