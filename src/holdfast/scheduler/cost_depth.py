@@ -20,6 +20,9 @@ MARGIN = 1.01
 LOOKING, MEASURING = 0.008, 0.004
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
+OWED, SPARED = 0.5, 0.5
+"""An account that owes more than half a step gets half of its part: where trials lose much more than their windows do,
+because drafters have to catch up, or the device waits for the host, there are fewer of them."""
 LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 3
@@ -257,10 +260,15 @@ class CostDepth(Depth):
         for depth in rates.keys() - {settled}:
             part = measuring * self._worth_measuring(depth, rates)
             if self._looks_at(depth):
-                accounts[MEASURED] += self._earned * part
+                self._pay_into(MEASURED, part)
                 part = LOOKING
-            accounts[depth] += self._earned * part
+            self._pay_into(depth, part)
         self._earned = 0.0
+
+    def _pay_into(self, account: int, part: float) -> None:
+        accounts = self._accounts_of(self._load.rows)
+        owes = self._looked_at > 0 and accounts[account] < -OWED * self._beliefs[0].seconds
+        accounts[account] += self._earned * part * (SPARED if owes else 1.0)
 
     def _worth_measuring(self, depth: int, rates: dict[int, float]) -> float:
         """So many times the part that is due to each."""
