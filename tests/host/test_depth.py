@@ -515,7 +515,7 @@ def test_windows_are_compared_that_are_made_whatever_the_first_brings(
     loop.run(100)
     told = list[tuple[int, int, int, bool]]()
     monkeypatch.setattr(policy._survival, "compare", lambda *windows, fresh: told.append((*windows, fresh)))
-    made = loop.run(3000)
+    made = loop.run(9000)
     trials = [len(list(steps)) for drafts, steps in itertools.groupby(made) if drafts]
     assert trials.count(1) > 10 and trials.count(4) > 2
     assert told == [(1, 2, 2, fresh) for fresh in (True, False, False, False)] * trials.count(4)

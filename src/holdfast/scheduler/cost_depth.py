@@ -17,7 +17,7 @@ from .survival import Survival
 
 MARGIN = 1.01
 """Another depth must promise so many times as much."""
-LOOKING, MEASURING = 0.008, 0.004
+LOOKING, MEASURING = 0.008, 0.003
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
 OWED, SPARED = 0.5, 0.5
@@ -272,8 +272,8 @@ class CostDepth(Depth):
 
     def _worth_measuring(self, depth: int, rates: dict[int, float]) -> float:
         """So many times the part that is due to each."""
-        if self._beliefs[depth].steps < OFTEN:
-            return 1.0 if self._looked_at else NEW
+        if self._beliefs[depth].steps < OFTEN and not self._looked_at:
+            return NEW
         return max(FAR, min(1.0, rates[depth] / self._speed) ** 4) if self._speed else 1.0
 
     def _accounts_of(self, rows: int) -> dict[int, float]:
