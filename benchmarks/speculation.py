@@ -11,8 +11,8 @@ of none and the fixed depths has the best median: in each repetition by the two 
 One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
 take; here adaptive depth does so in --learning runs before the others.
 
-Engines that are made alike differ by where their memory lies: on an H200 by 2% and more in steps of 0.15 ms. Therefore
-there are --engines of each kind, and every repetition goes to the next ones.
+Engines that are made alike differ by where their memory lies: on an H200 by 2% and more in steps of 0.15 ms. So there
+are --engines of each kind, and every repetition goes to the next ones.
 
 Every answer is compared with that of no drafts. Where one differs, the two tokens are asked for again: the rule is
 that their log-probabilities are then closer than 1e-4.

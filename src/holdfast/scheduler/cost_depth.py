@@ -21,8 +21,8 @@ LOOKING, MEASURING = 0.008, 0.003
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
 OWED, SPARED = 0.5, 0.5
-"""An account that owes more than half a step gets half of its part: where trials lose much more than their windows do,
-because drafters have to catch up, or the device waits for the host, there are fewer of them."""
+"""Where no drafts are made, an account that owes more than half a step gets half of its part: if trials lose more
+than their windows do, because drafters have to catch up or the device waits for the host, there are fewer of them."""
 LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 3
