@@ -13,7 +13,7 @@ from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row, Slot
 from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
-from holdfast.scheduler.cost_depth import TIMED, CostDepth
+from holdfast.scheduler.cost_depth import OFTEN, TIMED, CostDepth, Launched, Trial
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
 from holdfast.scheduler.step_costs import Belief, StepCosts, band
@@ -502,6 +502,53 @@ def test_looks_are_paid_for_with_all_that_they_make_steps_take_longer(late: int)
     made = loop.run(4000)
     assert sum(made) > 3 * 4, "it looks"
     assert 0.004 < 1 - len(made) / sum(took) < 0.015, "of two rows, whose drafts are never accepted"
+
+
+def test_a_trial_is_not_charged_for_drafts_that_were_made_before_it() -> None:
+    """They bring nothing any more, but it is not the trial that lost them; only what such a step takes longer is."""
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
+    loop = Loop(policy)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
+    loop.run(200)
+    accounts, work = (
+        policy._accounts_of(2),
+        (RowWork(Row(1), 1, 4, Window(3)), RowWork(Row(2), 1, 4, Window(3))),
+    )
+    assert policy._settled == 3
+
+    def charged(follows: bool, seconds: float) -> float:
+        before = accounts[1]
+        launched = Launched(policy._load, 3, False, Trial(1, False, 1), follows)
+        policy._settle_accounts(launched, StepResult(9, work, tokens=[(0,), (0,)], seconds=seconds))
+        return before - accounts[1]
+
+    for follows in (False, True):
+        assert charged(follows, 1.8) == pytest.approx(0, abs=1e-6)
+        assert charged(follows, 2.3) == pytest.approx(0.5, abs=1e-6)
+        assert charged(follows, 9.0) == pytest.approx(0, abs=1e-6), "that is an interruption"
+
+
+def test_what_trials_owe_is_paid_back_slowly_where_no_drafts_are_made() -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
+    loop = Loop(policy)
+    loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    loop.run(300)
+    accounts, looked_at = policy._accounts_of(2), policy._looked_at
+    assert policy._settled == 0 and looked_at
+
+    def paid(owed: float) -> float:
+        accounts[looked_at], policy._earned = -owed, 100.0
+        policy._pay(policy._promises(policy._beliefs))
+        return accounts[looked_at] + owed
+
+    assert paid(0.0) == paid(0.4) == pytest.approx(0.8)
+    assert paid(0.6) == pytest.approx(0.4)
+    [other] = {1, 3} - {looked_at}
+    assert policy._beliefs[other].steps < OFTEN, "where drafts are made it would get twice its part"
+    assert policy._worth_measuring(other, policy._promises(policy._beliefs)) == pytest.approx(
+        1.3**-4, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("late", [0, 1])
