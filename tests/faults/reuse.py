@@ -49,9 +49,9 @@ TOGETHER = Scene(
 
 def _published_early(patch: pytest.MonkeyPatch) -> None:
     def early(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def other(pool: StatePool, *, step: StateStep, accepted: Any) -> Committed:
+        def other(pool: StatePool, *, step: StateStep, accepted: Any, **more: Any) -> Committed:
             granted = pool.cursors.grant_slot[step.rows] > 0
-            result = commit(pool, step=step, accepted=accepted)
+            result = commit(pool, step=step, accepted=accepted, **more)
             hasty = granted & ~result.used & ~result.missed
             pool.cursors.grant_slot[step.rows[hasty]] = 0
             return replace(result, used=result.used | hasty)

@@ -150,9 +150,9 @@ def test_a_slot_that_was_not_filled_is_not_published(
     """As `published-before-the-fold`, which cannot be recorded."""
 
     def early(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def told(pool: StatePool, *, step: StateStep, accepted: torch.Tensor) -> Committed:
+        def told(pool: StatePool, *, step: StateStep, accepted: torch.Tensor, **more: Any) -> Committed:
             granted = pool.cursors.grant_slot[step.rows] > 0
-            result = commit(pool, step=step, accepted=accepted)
+            result = commit(pool, step=step, accepted=accepted, **more)
             pool.cursors.grant_slot.index_fill_(0, step.rows, 0)
             return replace(result, used=result.used | granted)
 

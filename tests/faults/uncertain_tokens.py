@@ -24,7 +24,9 @@ POOL = "tests/memory/test_journal.py"
 def _accepting(change: Callable[[StateStep, Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(patch: pytest.MonkeyPatch) -> None:
         def other(commit: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda pool, *, step, accepted: commit(pool, step=step, accepted=change(step, accepted))
+            return lambda pool, *, step, accepted, **more: commit(
+                pool, step=step, accepted=change(step, accepted), **more
+            )
 
         wrap(patch, StatePool, "commit", other)
 
@@ -33,11 +35,11 @@ def _accepting(change: Callable[[StateStep, Any], Any]) -> Callable[[pytest.Monk
 
 def _idle_rows_commit(patch: pytest.MonkeyPatch) -> None:
     def all_rows(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def other(pool: StatePool, *, step: StateStep, accepted: Any) -> Any:
+        def other(pool: StatePool, *, step: StateStep, accepted: Any, **more: Any) -> Any:
             idle = torch.ones_like(pool.cursors.length, dtype=torch.bool)
             idle[step.rows] = False
             pool.cursors.length.add_(idle)
-            return commit(pool, step=step, accepted=accepted)
+            return commit(pool, step=step, accepted=accepted, **more)
 
         return other
 

@@ -24,8 +24,8 @@ def _committing(change: Callable[[StatePool, StateStep, Any], Any]) -> Callable[
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         def other(commit: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda pool, *, step, accepted: commit(
-                pool, step=step, accepted=change(pool, step, accepted)
+            return lambda pool, *, step, accepted, **more: commit(
+                pool, step=step, accepted=change(pool, step, accepted), **more
             )
 
         wrap(patch, StatePool, "commit", other)
@@ -39,9 +39,9 @@ def _of_the_next_window(pool: StatePool, step: StateStep, accepted: Any) -> Any:
 
 def _read_slot_stays(patch: pytest.MonkeyPatch) -> None:
     def stale(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def other(pool: StatePool, *, step: StateStep, accepted: Any) -> Any:
+        def other(pool: StatePool, *, step: StateStep, accepted: Any, **more: Any) -> Any:
             before = pool.cursors.read_slot.clone()
-            result = commit(pool, step=step, accepted=accepted)
+            result = commit(pool, step=step, accepted=accepted, **more)
             pool.cursors.read_slot.copy_(before)
             return result
 
