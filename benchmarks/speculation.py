@@ -1,6 +1,6 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --seconds 165 --json benchmarks/results/speculation_h200.json  # under 4 minutes
+    python benchmarks/speculation.py --seconds 165 --json benchmarks/results/speculation_h200.json  # some 5 minutes
     python benchmarks/speculation.py --seconds 380 --json benchmarks/results/speculation_cpu.json   # under 8
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
@@ -169,16 +169,16 @@ def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
     before = [_steps(pair.adaptive) for pair in pairs]
     kinds = list(pairs[0].depths)
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    answers: dict[str, list[tuple[int, ...]]] = {}
+    answers: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in kinds}
     lengths: dict[str, float] = {}
     for rep in range(traffic.reps):
         first = 1 + rep % len(kinds)
         for kind in kinds[first:] + kinds[:first]:
             rate, outputs = pairs[rep % len(pairs)].run(kind, traffic)
-            answers[kind] = [tuple(output.token_ids) for output in outputs]
+            answers[kind] += [tuple(output.token_ids) for output in outputs]
             lengths[kind] = _accept_length(outputs)
             rates[kind].append(rate)
-    median = {kind: statistics.median(found) for kind, found in rates.items()}
+    prompts, median = traffic.prompts, {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
     better = max(("none", best), key=lambda kind: median[kind])
     parts = [mine / theirs for mine, theirs in zip(rates["adaptive"], rates[better], strict=True)]
@@ -189,7 +189,7 @@ def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
         if answer != answers["none"][place]
     ]
     gaps = [
-        _gap(pairs[0].plain, traffic.prompts[place], answers["none"][place], answers[kind][place])
+        _gap(pairs[0].plain, prompts[place % len(prompts)], answers["none"][place], answers[kind][place])
         for kind, place in different
     ]
     return {

@@ -511,10 +511,7 @@ def test_a_trial_is_not_charged_for_drafts_that_were_made_before_it() -> None:
     loop.right = dict.fromkeys(loop.right, 3)
     loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
     loop.run(200)
-    accounts, work = (
-        policy._accounts_of(2),
-        (RowWork(Row(1), 1, 4, Window(3)), RowWork(Row(2), 1, 4, Window(3))),
-    )
+    accounts, work = policy._accounts_of(2), tuple(RowWork(row, 1, 4, Window(3)) for row in loop.windows)
     assert policy._settled == 3
 
     def charged(follows: bool, seconds: float) -> float:

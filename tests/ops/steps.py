@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -191,3 +191,10 @@ def delta_inputs(count: int, heads: Heads, seed: int, decay: str = "mild") -> di
 def same_bits(a: Tensor, b: Tensor) -> bool:
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
+
+
+def assert_same(got: object, wanted: object) -> None:
+    """Field by field, whole numbers."""
+    for field in fields(wanted):  # type: ignore[arg-type]
+        found, expected = getattr(got, field.name), getattr(wanted, field.name)
+        assert torch.equal(found.long(), expected.long()), field.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import pytest
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from holdfast.ops.backend import REFERENCE, Ops
 from holdfast.ops.causal_conv import reference
-from holdfast.ops.cursors.reference import Committed, Cursors, Standing
+from holdfast.ops.cursors.reference import Cursors, Standing
 from holdfast.ops.gated_delta.front import DeltaInputs, DeltaWeights
-from holdfast.ops.places import ConvState
+from holdfast.ops.places import ConvState, ToKeep
 from holdfast.ops.step import Export, StateStep
 
-from .steps import BEHIND, DEVICE, Lane, conv_pool, make_step, on_device, random_tree, seeded
+from .steps import BEHIND, DEVICE, Lane, assert_same, conv_pool, make_step, on_device, random_tree, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.causal_conv import triton as twin
@@ -109,18 +108,11 @@ def test_windows_keep_what_they_would_if_they_were_convolved(width: int) -> None
     moved = [Cursors(*torch.full((6, rows), 5, device=DEVICE)) for _ in range(3)]
     wanted = TritonOps().commit(moved[0], step.rows, stood, ones)
     for ops, at, kept in ((TritonOps(), moved[1], other), (REFERENCE, moved[2], third)):
-        committed = ops.commit_keeping(at, stood, ones, x.to(DEVICE), kept, step)
+        committed = ops.commit_keeping(at, stood, ones, ToKeep(x.to(DEVICE), kept), step)
         agree(kept.saved, pool.saved)
         agree(kept.ring, pool.ring)
         assert_same(committed, wanted)
         assert_same(at, moved[0])
-
-
-def assert_same(got: Committed | Cursors, wanted: Committed | Cursors) -> None:
-    for field in fields(got):
-        torch.testing.assert_close(
-            getattr(got, field.name).long(), getattr(wanted, field.name).long(), rtol=0, atol=0
-        )
 
 
 @pytest.mark.parametrize("width", [2, 4])

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.ops.cursors import reference
 from holdfast.ops.cursors.reference import Cursors, Standing
 
-from .steps import GRID, WINDOW, seeded
+from .steps import GRID, WINDOW, assert_same, seeded
 
 pytest.importorskip("triton")
 from holdfast.ops.cursors import triton as twin
@@ -24,12 +24,6 @@ LANES = [1, 2, 7, 33]
 
 def copied(at: Cursors) -> Cursors:
     return replace(at, **{field.name: getattr(at, field.name).clone() for field in fields(at)})
-
-
-def assert_same(got: object, wanted: object) -> None:
-    for field in fields(wanted):  # type: ignore[arg-type]
-        found, expected = getattr(got, field.name), getattr(wanted, field.name)
-        assert torch.equal(found.long(), expected.long()), field.name
 
 
 def drawn(lanes: int, num_windows: int, seed: int) -> tuple[Cursors, Tensor, Tensor]:

@@ -224,7 +224,7 @@ class StatePool:
         stood = Standing(step.position, step.base, step.read_slot, step.end_base, step.write_slot)
         if keep is None:
             return self.ops.commit(cursors, step.rows, stood, accepted)
-        return self.ops.commit_keeping(cursors, stood, accepted, keep.x, keep.state, step)
+        return self.ops.commit_keeping(cursors, stood, accepted, keep, step)
 
     @property
     def slot_bytes(self) -> int:

@@ -24,7 +24,7 @@ from .linear import reference as linear
 from .lookup import reference as lookup
 from .moe import reference as moe
 from .norm import reference as norm
-from .places import ConvState, KVState, TemporalState
+from .places import ConvState, KVState, TemporalState, ToKeep
 from .rope import reference as rope
 from .sampling import reference as sampling
 from .selective_scan import reference as selective_scan
@@ -178,12 +178,11 @@ class Ops:
         at: cursors.Cursors,
         stood: cursors.Standing,
         accepted: Tensor,
-        x: Tensor,
-        pool: ConvState,
+        keep: ToKeep,
         step: StateStep,
     ) -> cursors.Committed:
         """`commit`, with what `causal_conv` keeps of a step of windows: nothing is convolved."""
-        causal_conv.keep(x, pool, step)
+        causal_conv.keep(keep.x, keep.state, step)
         return self.commit(at, step.rows, stood, accepted)
 
     # over lanes, with what they keep

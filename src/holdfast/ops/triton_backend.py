@@ -25,7 +25,7 @@ from .lookup import triton as lookup
 from .moe import triton as moe
 from .moe.reference import Routing
 from .norm import triton as norm
-from .places import ConvState, KVState, TemporalState
+from .places import ConvState, KVState, TemporalState, ToKeep
 from .sampling import triton as sampling
 from .sampling.reference import SamplingRows
 from .selective_scan import triton as selective_scan
@@ -117,12 +117,11 @@ class TritonOps(Ops):
         at: Cursors,
         stood: Standing,
         accepted: Tensor,
-        x: Tensor,
-        pool: ConvState,
+        keep: ToKeep,
         step: StateStep,
     ) -> Committed:
-        causal_conv.tell(x, None, pool, step)
-        return cursors.commit_keeping(at, stood, accepted, x, pool, step)
+        causal_conv.tell(keep.x, None, keep.state, step)
+        return cursors.commit_keeping(at, stood, accepted, keep, step)
 
     def attention(
         self,

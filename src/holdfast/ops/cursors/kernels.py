@@ -37,45 +37,6 @@ def commit(
     rows, accepted, position, began, read, end_base, write, out,  # out [3, lanes]: position, used, missed
     lanes, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    _move(
-        read_slot, base, length, grant_slot, grant_line,
-        rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit
-def commit_keeping(
-    read_slot, base, length, grant_slot, grant_line,
-    rows, accepted, position, began, read, end_base, write, out,
-    lanes, x, saved, ring, counts, offsets, parts, stride, C,
-    BLOCK: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """The first program moves the cursors. Each of the others keeps a part of what a convolution keeps of a lane,
-    which stands where it did when the step began."""
-    program = tl.program_id(0)
-    if program == 0:
-        _move(
-            read_slot, base, length, grant_slot, grant_line,
-            rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK,
-        )  # fmt: skip
-    else:
-        lane = (program - 1) // parts
-        channels = (program - 1) % parts * BC + tl.arange(0, BC)
-        row, slot, to = tl.load(rows + lane), tl.load(read + lane), tl.load(write + lane)
-        begin, end, at = tl.load(began + lane), tl.load(end_base + lane), tl.load(position + lane)
-        first, count = tl.load(offsets + lane), tl.load(counts + lane)
-        if row > 0:
-            keep_part(
-                x, saved, ring, to, end, row, slot, begin, at, first, count,
-                stride, channels, channels < C, C, W, CAP, PLAIN,
-            )  # fmt: skip
-
-
-@triton.jit
-def _move(
-    read_slot, base, length, grant_slot, grant_line,
-    rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK: tl.constexpr,
-):  # fmt: skip
     lane = tl.arange(0, BLOCK)
     inside = lane < lanes
     row = tl.load(rows + lane, mask=inside, other=0)
@@ -97,6 +58,34 @@ def _move(
     tl.store(length + row, at - end, mask=real)
     tl.store(grant_slot + row, tl.where(passed, 0, slot), mask=real)
     tl.store(grant_line + row, tl.where(passed, 0, line), mask=real)
+
+
+@triton.jit
+def commit_keeping(
+    read_slot, base, length, grant_slot, grant_line,
+    rows, accepted, position, began, read, end_base, write, out,
+    lanes, x, saved, ring, counts, offsets, parts, stride, C,
+    BLOCK: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The first program moves the cursors. Each of the others keeps a part of what a convolution keeps of a lane,
+    which stands where it did when the step began."""
+    program = tl.program_id(0)
+    if program == 0:
+        commit(
+            read_slot, base, length, grant_slot, grant_line,
+            rows, accepted, position, began, read, end_base, write, out, lanes, BLOCK,
+        )  # fmt: skip
+    else:
+        lane = (program - 1) // parts
+        channels = (program - 1) % parts * BC + tl.arange(0, BC)
+        row, slot, to = tl.load(rows + lane), tl.load(read + lane), tl.load(write + lane)
+        begin, end, at = tl.load(began + lane), tl.load(end_base + lane), tl.load(position + lane)
+        first, count = tl.load(offsets + lane), tl.load(counts + lane)
+        if row > 0:
+            keep_part(
+                x, saved, ring, to, end, row, slot, begin, at, first, count,
+                stride, channels, channels < C, C, W, CAP, PLAIN,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..places import ConvState
+from ..places import ToKeep
 from ..step import StateStep
 from . import kernels
 from .reference import Committed, Cursors, Standing
@@ -35,9 +35,10 @@ def commit(at: Cursors, rows: Tensor, stood: Standing, accepted: Tensor) -> Comm
 
 
 def commit_keeping(
-    at: Cursors, stood: Standing, accepted: Tensor, x: Tensor, pool: ConvState, step: StateStep
+    at: Cursors, stood: Standing, accepted: Tensor, keep: ToKeep, step: StateStep
 ) -> Committed:
-    lanes, channels, out = len(step.rows), pool.ring.shape[2], _told(step.rows)
+    x, pool, lanes, out = keep.x, keep.state, len(step.rows), _told(step.rows)
+    channels = pool.ring.shape[2]
     parts = triton.cdiv(channels, CHANNELS)
     kernels.commit_keeping[(1 + lanes * parts,)](
         *_moved(at, step.rows, stood, accepted), out,
