@@ -502,28 +502,47 @@ def test_looks_are_paid_for_with_all_that_they_make_steps_take_longer(late: int)
     made = loop.run(4000)
     assert sum(made) > 3 * 4, "it looks"
     assert 0.004 < 1 - len(made) / sum(took) < 0.015, "of two rows, whose drafts are never accepted"
+    makes = Launched(policy._load, 0, False, Trial(3, True, 3))
+    assert charged(policy, makes, 2.5) == pytest.approx(1.5, rel=0.05), (
+        "not an interruption: drafts take as long"
+    )
 
 
 def test_a_trial_is_not_charged_for_drafts_that_were_made_before_it() -> None:
-    """They bring nothing any more, but it is not the trial that lost them; only what such a step takes longer is."""
+    """They bring nothing any more, but it is not the trial that lost them; it pays for what such steps take longer."""
     policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
     loop = Loop(policy)
     loop.right = dict.fromkeys(loop.right, 3)
     loop.seconds = lambda tokens: 1 + 0.1 * tokens  # type: ignore[method-assign]
     loop.run(200)
-    accounts, work = policy._accounts_of(2), tuple(RowWork(row, 1, 4, Window(3)) for row in loop.windows)
     assert policy._settled == 3
+    for looks, follows in itertools.product((False, True), repeat=2):
+        launched = Launched(policy._load, 3, False, Trial(1, looks, 1), follows)
+        assert charged(policy, launched, 1.8) == pytest.approx(0, abs=1e-6)
+        assert charged(policy, launched, 2.3) == pytest.approx(0.5, abs=1e-6)
+        assert charged(policy, launched, 9.0) == pytest.approx(0, abs=1e-6), "that is an interruption"
 
-    def charged(follows: bool, seconds: float) -> float:
-        before = accounts[1]
-        launched = Launched(policy._load, 3, False, Trial(1, False, 1), follows)
-        policy._settle_accounts(launched, StepResult(9, work, tokens=[(0,), (0,)], seconds=seconds))
-        return before - accounts[1]
 
-    for follows in (False, True):
-        assert charged(follows, 1.8) == pytest.approx(0, abs=1e-6)
-        assert charged(follows, 2.3) == pytest.approx(0.5, abs=1e-6)
-        assert charged(follows, 9.0) == pytest.approx(0, abs=1e-6), "that is an interruption"
+def charged(policy: CostDepth, launched: Launched, seconds: float) -> float:
+    """To the trial's account, for a step of two rows that brings a token of each."""
+    assert launched.trial is not None
+    accounts, account = policy._accounts_of(2), launched.trial.account
+    work = tuple(
+        RowWork(Row(row), 1, 1 + (launched.verified or 0), Window(launched.verified or 0)) for row in (1, 2)
+    )
+    before = accounts[account]
+    policy._settle_accounts(launched, StepResult(9, work, tokens=[(0,), (0,)], seconds=seconds))
+    return before - accounts[account]
+
+
+def test_a_look_that_gains_is_followed_by_another_as_soon_as_that_is_known() -> None:
+    """Not only when the steps after it are, which it may have made longer."""
+    loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False))
+    loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    loop.run(300)
+    loop.right = dict.fromkeys(loop.right, 7)
+    first, second, *_ = (step for step, drafts in enumerate(loop.run(100)) if drafts)
+    assert second - first == 3
 
 
 def test_what_trials_owe_is_paid_back_slowly_where_no_drafts_are_made() -> None:
