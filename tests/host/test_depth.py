@@ -509,7 +509,7 @@ def test_looks_are_paid_for_with_all_that_they_make_steps_take_longer(late: int)
 
 
 def test_a_trial_is_not_charged_for_drafts_that_were_made_before_it() -> None:
-    """They bring nothing any more, but it is not the trial that lost them; it pays for what such steps take longer."""
+    """They bring nothing any more, but it is not the trial that lost them; it pays if such steps take longer."""
     policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
     loop = Loop(policy)
     loop.right = dict.fromkeys(loop.right, 3)
