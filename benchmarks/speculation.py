@@ -5,9 +5,10 @@
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from
-the step by which each has a token to the first that ends an answer. Medians over --reps, in each of which all kinds
-have a turn, and another begins; on a GPU after a round that is not counted. Adaptive depth is compared with whichever
-of none and the fixed depths has the best median: in each repetition by the two rates there, and of those the median.
+the step by which each has a token to the first that ends an answer. Medians over --reps; in each all kinds answer one
+batch of prompts after the other, in turn, so that a slow moment is slow for all of them, and another begins every
+time; on a GPU after a repetition that is not counted. Adaptive depth is compared with whichever of none and the fixed
+depths has the best median: in each repetition by the two rates there, and of those the median.
 One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
 take; here adaptive depth does so in --learning runs before the others.
 
@@ -55,10 +56,9 @@ BEGUN = time.perf_counter()
 
 @dataclass(frozen=True)
 class Traffic:
-    """Prompts, of which `batch` are answered at a time with `out` tokens each; all of them `reps` times."""
+    """Batches of prompts, each of which is answered at a time with `out` tokens; all of them `reps` times."""
 
-    batch: int
-    prompts: list[list[int]]
+    batches: list[list[list[int]]]
     out: int
     reps: int
     learning: int
@@ -73,11 +73,12 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16,64" if there else "1,8", type=_numbers)
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--out", type=int, default=384 if there else 48, help="tokens of every answer")
-    parser.add_argument("--prompts", type=int, default=16 if there else 4, help="of a run, at least")
+    parser.add_argument("--prompts", type=int, default=16 if there else 4, help="of a repetition, at least")
+    parser.add_argument("--rounds", type=int, default=3, help="batches of a repetition, at least")
     parser.add_argument("--reps", type=int, default=6 if there else 3)
     parser.add_argument("--engines", type=int, default=3 if there else 1, help="of each kind, used in turn")
     parser.add_argument(
-        "--learning", type=int, default=4 if there else 2, help="runs before, of adaptive depth"
+        "--learning", type=int, default=4 if there else 2, help="times before, of adaptive depth alone"
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory", default="6GiB")
@@ -86,7 +87,13 @@ def main() -> None:
     args = parser.parse_args()
     plain = [_engine(args) for _ in range(args.engines)]
     asked = [
-        Traffic(batch, _prompts(plain[0], batch, args.prompts), args.out, args.reps, args.learning, there)
+        Traffic(
+            _prompts(plain[0], batch, max(args.prompts, args.rounds * batch)),
+            args.out,
+            args.reps,
+            args.learning,
+            there,
+        )
         for batch in args.batches
     ]
     asked_for = {name: value for name, value in vars(args).items() if name != "json"}
@@ -99,7 +106,7 @@ def main() -> None:
         pairs = [Pair(without, _engine(args, DRAFTERS[name])) for without in plain]
         _progress(f"engines with {name}: {args.engines}, of {len(pairs[0].llm._engine.runner.graphs)} graphs")
         for traffic in asked:
-            row = {"drafter": name, "batch": traffic.batch, **_measure(pairs, traffic)}
+            row = {"drafter": name, "batch": len(traffic.batches[0]), **_measure(pairs, traffic)}
             found["rows"].append(row)
             _progress(_told(row))
             if args.json:
@@ -130,13 +137,15 @@ def _engine(args: argparse.Namespace, drafter: dict[str, Any] | None = None) -> 
     return llm
 
 
-def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[int]]:
-    """As many as run at once; several, one after the other, for a batch of one: of few texts chance has its say in
-    which depth is the best."""
+def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[list[int]]]:
+    """In batches, and several of them: of few texts chance has its say in which depth is the best."""
     assert llm.tokenizer is not None
     lines = HELDOUT.read_text(encoding="utf-8").splitlines()
-    asked = [json.loads(line)["prompt"] for line in lines[: max(fewest, batch)]]
-    return [llm.tokenizer.apply_chat([{"role": "user", "content": prompt}]) for prompt in asked]
+    chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines[:fewest]]
+    if len(chats) < batch:
+        raise SystemExit(f"batches of {batch}: there are {len(lines)} prompts")
+    prompts = [llm.tokenizer.apply_chat(chat) for chat in chats]
+    return [prompts[first : first + batch] for first in range(0, len(prompts) - batch + 1, batch)]
 
 
 class Pair:
@@ -148,18 +157,37 @@ class Pair:
         fixed = {str(depth): Depth(depth) for depth in (0, *DEPTHS)}
         self.depths: dict[str, Depth | None] = {"none": None, **fixed, "adaptive": self.adaptive}
 
-    def run(self, kind: str, traffic: Traffic) -> tuple[float, list[RequestOutput]]:
-        depth = self.depths[kind]
+    def run(self, kind: str, prompts: list[list[int]], out: int) -> tuple[Lap, list[RequestOutput]]:
+        """A batch."""
+        depth, llm = self.depths[kind], self.llm
         if depth is None:
-            return _run(self.plain, traffic)
-        self.llm._engine.scheduler._depth = depth
-        return _run(self.llm, traffic)
+            llm = self.plain
+        else:
+            llm._engine.scheduler._depth = depth
+        with _while_all_run(llm._engine, len(prompts)) as lap:
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=out, ignore_eos=True), progress=False)
+        return lap, outputs
 
     def prepare(self, traffic: Traffic) -> None:
         for _ in range(traffic.learning):
-            self.run("adaptive", traffic)
-        for kind in self.depths if traffic.warms_up else ():
-            self.run(kind, traffic)
+            for prompts in traffic.batches:
+                self.run("adaptive", prompts, traffic.out)
+        if traffic.warms_up:
+            self.repeat(traffic, 0)
+
+    def repeat(self, traffic: Traffic, first: int) -> tuple[dict[str, Lap], dict[str, list[RequestOutput]]]:
+        """Every kind, of which this one begins, and with the next batch the next."""
+        kinds = list(self.depths)
+        laps = {kind: Lap() for kind in kinds}
+        answers: dict[str, list[RequestOutput]] = {kind: [] for kind in kinds}
+        for number, prompts in enumerate(traffic.batches, first):
+            place = number % len(kinds)
+            for kind in kinds[place:] + kinds[:place]:
+                lap, outputs = self.run(kind, prompts, traffic.out)
+                laps[kind].seconds += lap.seconds
+                laps[kind].tokens += lap.tokens
+                answers[kind] += outputs
+        return laps, answers
 
 
 def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
@@ -172,13 +200,12 @@ def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
     answers: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in kinds}
     lengths: dict[str, float] = {}
     for rep in range(traffic.reps):
-        first = 1 + rep % len(kinds)
-        for kind in kinds[first:] + kinds[:first]:
-            rate, outputs = pairs[rep % len(pairs)].run(kind, traffic)
-            answers[kind] += [tuple(output.token_ids) for output in outputs]
-            lengths[kind] = _accept_length(outputs)
-            rates[kind].append(rate)
-    prompts, median = traffic.prompts, {kind: statistics.median(found) for kind, found in rates.items()}
+        laps, found = pairs[rep % len(pairs)].repeat(traffic, rep)
+        for kind in kinds:
+            rates[kind].append(laps[kind].tokens / laps[kind].seconds)
+            answers[kind] += [tuple(output.token_ids) for output in found[kind]]
+            lengths[kind] = _accept_length(found[kind])
+    median = {kind: statistics.median(found) for kind, found in rates.items()}
     best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
     better = max(("none", best), key=lambda kind: median[kind])
     parts = [mine / theirs for mine, theirs in zip(rates["adaptive"], rates[better], strict=True)]
@@ -188,6 +215,7 @@ def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
         for place, answer in enumerate(given)
         if answer != answers["none"][place]
     ]
+    prompts = [prompt for batch in traffic.batches for prompt in batch]
     gaps = [
         _gap(pairs[0].plain, prompts[place % len(prompts)], answers["none"][place], answers[kind][place])
         for kind, place in different
@@ -215,17 +243,6 @@ def _made(pairs: Sequence[Pair], before: Sequence[dict[int, int]]) -> Counter[in
         made.update(_steps(pair.adaptive))
         made.subtract(earlier)
     return made
-
-
-def _run(llm: LLM, traffic: Traffic) -> tuple[float, list[RequestOutput]]:
-    """Tokens a second."""
-    params = SamplingParams(max_tokens=traffic.out, ignore_eos=True)
-    seconds, tokens, outputs = 0.0, 0, list[RequestOutput]()
-    for first in range(0, len(traffic.prompts), traffic.batch):
-        with _while_all_run(llm._engine, traffic.batch) as lap:
-            outputs += llm.generate(traffic.prompts[first : first + traffic.batch], params, progress=False)
-        seconds, tokens = seconds + lap.seconds, tokens + lap.tokens
-    return tokens / seconds, outputs
 
 
 @dataclass

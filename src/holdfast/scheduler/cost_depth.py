@@ -20,13 +20,16 @@ MARGIN = 1.01
 LOOKING, MEASURING = 0.008, 0.003
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
-OWED, SPARED = 0.5, 0.5
-"""Where no drafts are made, an account that owes more than half a step gets half of its part: if trials lose more
-than their windows do, because drafters have to catch up or the device waits for the host, there are fewer of them."""
+OWED, SPARED = 0.5, 0.25
+"""Where no drafts are made, an account that owes more than half a step gets a quarter of its part: if trials lose
+more than their windows do, because drafters have to catch up or the device waits for the host, there are fewer."""
 LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 3
 """and steps that follow, which may take longer for it."""
+WARM = 2
+"""Steps without drafts after others, before they take what such steps do: caches are full of the drafter, and the
+host has more to do. Trials of none are so much longer."""
 OFTEN, NEW, FAR = 16, 2.0, 0.1
 """Until a depth was seen so many times, twice its part is paid for measuring it, where drafts are made: the machine
 may have been slow by chance. After that the less, but a tenth at least, the less it promises than the one in use: it
@@ -69,7 +72,7 @@ class Trial(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return LOOK if self.looks else MEASURE
+        return LOOK if self.looks else _measuring(self.depth)
 
 
 class Launched(NamedTuple):
@@ -145,6 +148,7 @@ class CostDepth(Depth):
             Trial(initial, False, initial),
             0,
         )  # the last, and further steps that are its
+        self._without = 0  # steps without drafts, one after the other
         self._verified: int | None = None  # in the step before,
         self._longest = 0  # and the most of a row
         self._compared = False  # its windows were
@@ -168,9 +172,15 @@ class CostDepth(Depth):
                 self._choose()
 
     def _rests_on(self) -> bool:
-        """The step is one of a rest, of those that are not timed, and so is the next; results are left lying."""
+        """The step is one of a rest, of those that are not timed, and so is the next; results are left lying. While
+        the device waits for the host none without drafts is timed."""
         plan, resting = self._plan, self._resting
-        if not (resting and plan and self._held and self._holds > 1 and self._holds % TIMED):
+        if not (resting and plan and self._held and self._holds > 1):
+            return False
+        hurried = (
+            not self.depth and self._results and self._results[-1].starved
+        )  # it tells nothing of the device
+        if not (self._holds % TIMED or hurried):
             return False
         if not self._goes_on(plan):
             return False
@@ -209,7 +219,7 @@ class CostDepth(Depth):
         rates = self._settle()
         self.depth, self._holds = self._settled, 0
         if self.reason == "explore":
-            self._holds = MEASURE - 1
+            self._holds = _measuring(self.depth) - 1
         elif (trial := self._due(rates)) is not None:
             self.depth, self.reason, self._tried = trial.depth, "probe", trial
             self._holds = trial.steps - 1
@@ -393,7 +403,8 @@ class CostDepth(Depth):
         verified = self._observe(plan)
         # what a step takes depends on the drafts that were made for it; where graphs are launched, the next one's too
         steady = verified is not None and (verified == self.depth or (self._ragged and verified > 0))
-        steady = steady and (verified != 0 or before == 0)
+        steady = steady and (verified != 0 or self._without >= WARM)
+        self._without = self._without + 1 if verified == 0 else 0
         steady = steady and self._same > 0  # the first with other rows has more to prepare
         if self.reason != "best":
             self._after = AFTER if self.reason == "probe" else 0
@@ -513,6 +524,10 @@ class CostDepth(Depth):
         reached = min(drafts, accepted + 1)
         keep = 1 - min(1.0, reached / OWN_MEMORY)
         own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
+
+
+def _measuring(depth: int) -> int:
+    return MEASURE if depth else MEASURE + WARM
 
 
 def _windows(result: StepResult) -> Counter[tuple[int, int]]:
