@@ -177,9 +177,7 @@ class CostDepth(Depth):
         plan, resting = self._plan, self._resting
         if not (resting and plan and self._held and self._holds > 1):
             return False
-        hurried = (
-            not self.depth and self._results and self._results[-1].starved
-        )  # it tells nothing of the device
+        hurried = not self.depth and self._results and self._results[-1].starved
         if not (self._holds % TIMED or hurried):
             return False
         if not self._goes_on(plan):
