@@ -154,6 +154,7 @@ class CostDepth(Depth):
         self._compared = False  # its windows were
         self._plan: StepPlan | None = None  # not thought over yet,
         self._results: list[StepResult] = []  # nor are these
+        self._starved = False  # in the last step that is known
         self._proposes, self._chosen = initial, False  # for the next plan
 
     def planned(self, plan: StepPlan) -> None:
@@ -161,7 +162,12 @@ class CostDepth(Depth):
         self._plan = plan
 
     def collected(self, result: StepResult) -> None:
-        self._results.append(result)
+        self._starved = result.starved
+        launched = self._flight.get(result.step)
+        if launched and launched.passed and not launched.verified and not self._results:
+            self._learn_result(result)  # there is not much to learn
+        else:
+            self._results.append(result)
 
     def think(self) -> None:
         """Of a depth that was unknown the next result is worth waiting for."""
@@ -177,8 +183,8 @@ class CostDepth(Depth):
         plan, resting = self._plan, self._resting
         if not (resting and plan and self._held and self._holds > 1):
             return False
-        hurried = not self.depth and self._results and self._results[-1].starved
-        if not (self._holds % TIMED or hurried):
+        hurried = self._starved and not self.depth
+        if self._results if hurried else not self._holds % TIMED:
             return False
         if not self._goes_on(plan):
             return False
