@@ -1,7 +1,7 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --seconds 165 --json benchmarks/results/speculation_h200.json  # some 5 minutes
-    python benchmarks/speculation.py --seconds 380 --json benchmarks/results/speculation_cpu.json   # under 8
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --prompts 8 --learning 6  # an H200: 8 minutes
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --out 96 --learning 6 --reps 5  # two cores: 13
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from
@@ -10,7 +10,7 @@ batch of prompts after the other, in turn, so that a slow moment is slow for all
 time; on a GPU after a repetition that is not counted. Adaptive depth is compared with whichever of none and the fixed
 depths has the best median: in each repetition by the two rates there, and of those the median.
 One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
-take; here adaptive depth does so in --learning runs before the others.
+take; here adaptive depth does so in --learning repetitions before the others.
 
 Engines that are made alike differ by where their memory lies: on an H200 by 2% and more in steps of 0.15 ms. So there
 are --engines of each kind, and every repetition goes to the next ones.
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=6 if there else 3)
     parser.add_argument("--engines", type=int, default=3 if there else 1, help="of each kind, used in turn")
     parser.add_argument(
-        "--learning", type=int, default=4 if there else 2, help="times before, of adaptive depth alone"
+        "--learning", type=int, default=4 if there else 2, help="repetitions before, of adaptive depth alone"
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory", default="6GiB")
@@ -142,8 +142,8 @@ def _prompts(llm: LLM, batch: int, fewest: int) -> list[list[list[int]]]:
     assert llm.tokenizer is not None
     lines = HELDOUT.read_text(encoding="utf-8").splitlines()
     chats = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines[:fewest]]
-    if len(chats) < batch:
-        raise SystemExit(f"batches of {batch}: there are {len(lines)} prompts")
+    if not 0 < batch <= len(chats) == fewest:
+        raise SystemExit(f"{fewest} prompts in batches of {batch}: there are {len(lines)}")
     prompts = [llm.tokenizer.apply_chat(chat) for chat in chats]
     return [prompts[first : first + batch] for first in range(0, len(prompts) - batch + 1, batch)]
 

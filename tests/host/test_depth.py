@@ -13,7 +13,7 @@ from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row, Slot
 from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
-from holdfast.scheduler.cost_depth import OFTEN, TIMED, CostDepth, Launched, Trial
+from holdfast.scheduler.cost_depth import MEASURE, OFTEN, TIMED, WARM, CostDepth, Launched, Trial
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
 from holdfast.scheduler.step_costs import Belief, StepCosts, band
@@ -380,26 +380,37 @@ def test_while_the_device_waits_for_the_host_steps_without_drafts_are_not_timed(
 ) -> None:
     """Nothing is learned of the device by that, and time is what the host has not."""
 
-    def timed(*, starved: bool) -> int:
+    def timed(right: int, *, starved: bool) -> int:
         policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
-        loop, learned, lying = Loop(policy, late=1), list[float](), list[int]()
+        loop, costs = Loop(policy, late=1), policy._costs
+        loop.right = dict.fromkeys(loop.right, right)
         loop.seconds = lambda tokens: 1 + 2 * (tokens > 2)  # type: ignore[method-assign]
         loop.run(1000)
-        assert policy._settled == 0
-        loop.starved, earned = starved, policy._costs.heard
-        monkeypatch.setattr(policy._costs, "heard", lambda host: (learned.append(host), earned(host)))
-        learn, count = policy._costs.learn, list[int]()
+        assert (policy._settled > 0) == (right > 0)
+        heard, learn, lying = costs.heard, costs.learn, list[int]()
+        calls = Counter[str]()
+        monkeypatch.setattr(costs, "heard", lambda host: (calls.update(["heard"]), heard(host)))
         monkeypatch.setattr(
-            policy._costs, "learn", lambda *kind, **how: (count.append(1), learn(*kind, **how))
+            costs, "learn", lambda *kind, **how: (calls.update(["learn"]), learn(*kind, **how))
         )
+        loop.starved = starved
         for _ in range(400):
             loop.run(1)
             lying.append(len(policy._results))
         assert max(lying) <= TIMED, "memory that is held for long makes work for whoever frees it"
-        assert len(learned) > 300, "all are known of"
-        return len(count)
+        assert calls.total() > 360, "all are known of"
+        return calls["learn"]
 
-    assert timed(starved=True) < 0.6 * timed(starved=False)
+    assert timed(0, starved=True) < 0.6 * timed(0, starved=False)
+    assert timed(7, starved=True) == timed(7, starved=False), "with drafts there is more to look out for"
+
+
+def test_none_is_explored_for_as_long_as_it_takes_to_know_it() -> None:
+    loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False))
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.seconds = lambda tokens: 1.0 if tokens == 2 else 3.0  # type: ignore[method-assign]
+    lulls = [len(list(steps)) for drafts, steps in itertools.groupby(loop.run(40)) if not drafts]
+    assert lulls[0] == MEASURE + WARM
 
 
 @pytest.mark.parametrize("late", [0, 1])

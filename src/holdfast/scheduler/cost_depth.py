@@ -184,9 +184,8 @@ class CostDepth(Depth):
         if not (resting and plan and self._held and self._holds > 1):
             return False
         hurried = self._starved and not self.depth
-        if self._results if hurried else not self._holds % TIMED:
-            return False
-        if not self._goes_on(plan):
+        learns = bool(self._results) if hurried else self._holds % TIMED == 0
+        if learns or not self._goes_on(plan):
             return False
         self._same, self._holds, self._chosen = self._same + 1, self._holds - 1, True
         self._flight[plan.step], self._plan = resting[1], None
