@@ -38,19 +38,21 @@ UNSURE = 0.5
 """Of what a trial loses, enough for one of a depth that was seen a few times only."""
 SAME = 4
 """Steps with as many rows, before something is tried that was only seen with more or fewer."""
-REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 127
+REST, REST_AT_MOST, REST_WITHOUT_DRAFTS = 3, 15, 511
 """Further steps for which a decision that changed nothing holds, if their number of rows does: the first time, after
 several, and where no drafts are made. The host must not take longer to decide than the device to compute."""
 UNEXPECTED = 3.0
 """Standard deviations, at most, by which the tokens of steps must differ from those expected to end that early."""
-TIMED, MANY = 8, 8
-"""For the same reason only every eighth step is timed while a decision holds, and of so many rows nothing is learned
-from the others."""
+TIMED = 16
+"""For the same reason it is what steps take on average that is learned while a decision holds: with drafts, as if it
+were of one step; without, of so many, and after that nobody thinks until it is over."""
+MANY, ONE_OF = 8, 8
+"""Of so many rows only one of eight such steps tells what drafts bring."""
 OWN_WEIGHT = 8.0
 """A request is taken to be like all of them until so many of its own drafts were reached."""
 OWN_MEMORY = 32
-MEASURED = -1
-"""The account of measuring a depth by which it is also looked whether drafts are worth it."""
+LOOKED = -1
+"""The account of looks."""
 
 
 class Load(NamedTuple):
@@ -67,8 +69,11 @@ class Trial(NamedTuple):
     looks: bool
     """Whether drafts have become worth their while: there were none. Otherwise it measures what they take, and what
     several windows in a row bring."""
-    account: int
-    """That pays for it: the depth's own, or `MEASURED` if that pays for looks."""
+
+    @property
+    def account(self) -> int:
+        """That pays for it: the depth's own, or that of looks."""
+        return LOOKED if self.looks else self.depth
 
     @property
     def steps(self) -> int:
@@ -89,8 +94,36 @@ class Launched(NamedTuple):
     """There were no drafts in the step before;"""
     compared: bool = False
     """and it is one of several in a row, whatever the first brought."""
-    passed: bool = False
-    """There is no time to learn what it takes."""
+
+
+@dataclass
+class Rest:
+    """Steps that go on as one before them, while a decision holds: what they take is added up, and learned when they
+    are over."""
+
+    depth: int
+    """Drafts that each row has."""
+    longest: float
+    """Seconds: no step counts for more."""
+    load: Load
+
+    def __post_init__(self) -> None:
+        self.begin(self.load)
+
+    def begin(self, load: Load) -> None:
+        self.load = load
+        self.steps, self.seconds, self.host = 0, 0.0, 0.0  # of the host as well
+        self.timed, self.took = 0, 0.0  # of those for which the device did not wait for it
+        self.tokens = 0
+
+    def add(self, result: StepResult) -> None:
+        seconds, longest = result.seconds, self.longest
+        self.steps += 1
+        self.seconds += seconds
+        self.host += min(result.host_seconds, longest)
+        if not result.starved:
+            self.timed += 1
+            self.took += min(seconds, longest)
 
 
 @dataclass
@@ -124,7 +157,7 @@ class CostDepth(Depth):
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows
         self._rows: list[RowWork] = []
-        self._flight: dict[int, Launched] = {}
+        self._flight: dict[int, Launched | Rest] = {}
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows = {fresh: Counter[tuple[int, int]]() for fresh in (True, False)}
@@ -141,59 +174,79 @@ class CostDepth(Depth):
         self._holds = 0  # further steps for which the decision holds,
         self._decided_rows = 0  # with so many rows
         self._held = False
-        self._resting: tuple[Launched, Launched] | None = None  # a step while it holds: timed, passed
+        self._resting: Rest | None = None  # now, or until a moment ago
+        self._sleeps = 0  # further steps of it,
+        self._awake = 0  # and the last one before those
         self._beliefs: dict[int, Belief] = {}  # of each candidate's time, when that was decided
         self._earned = 0.0  # seconds of which the accounts have not had their part yet
-        self._tried, self._after = (
-            Trial(initial, False, initial),
-            0,
-        )  # the last, and further steps that are its
+        self._tried, self._after = Trial(initial, False), 0  # the last, and further steps that are its
         self._without = 0  # steps without drafts, one after the other
         self._verified: int | None = None  # in the step before,
         self._longest = 0  # and the most of a row
         self._compared = False  # its windows were
         self._plan: StepPlan | None = None  # not thought over yet,
-        self._results: list[StepResult] = []  # nor are these
-        self._starved = False  # in the last step that is known
+        self._results: list[tuple[Launched, StepResult]] = []  # nor are these
         self._proposes, self._chosen = initial, False  # for the next plan
 
     def planned(self, plan: StepPlan) -> None:
         super().planned(plan)
+        if self._sleeps:
+            if len(plan.work) == self._decided_rows and not plan.starts:
+                return
+            self._sleeps = 0
+        if self._awake:
+            self._wake(plan.step)
         self._plan = plan
 
     def collected(self, result: StepResult) -> None:
-        self._starved = result.starved
-        launched = self._flight.get(result.step)
-        if launched and launched.passed and not launched.verified and not self._results:
-            self._learn_result(result)  # there is not much to learn
+        launched = self._flight.pop(result.step, None)
+        if launched is None:
+            return  # nobody was awake
+        if isinstance(launched, Rest):
+            launched.add(result)
+            if launched.depth:
+                self._look_out(launched, result)
         else:
-            self._results.append(result)
+            self._results.append((launched, result))
 
     def think(self) -> None:
         """Of a depth that was unknown the next result is worth waiting for."""
-        if not self._rests_on():
+        if not self._sleeps and not self._rests_on():
             self._learn()
             self._chosen = self.reason in ("best", "probe")
             if self._chosen:
                 self._choose()
 
     def _rests_on(self) -> bool:
-        """The step is one of a rest, of those that are not timed, and so is the next; results are left lying. While
-        the device waits for the host none without drafts is timed."""
-        plan, resting = self._plan, self._resting
-        if not (resting and plan and self._held and self._holds > 1):
+        """The step is one of a rest, and so is the next; there is nothing to learn from."""
+        plan, rest = self._plan, self._resting
+        if self._holds <= 1 or rest is None or plan is None or self._results:
             return False
-        hurried = self._starved and not self.depth
-        learns = bool(self._results) if hurried else self._holds % TIMED == 0
-        if learns or not self._goes_on(plan):
+        if not self._held or not self._goes_on(plan):
             return False
-        self._same, self._holds, self._chosen = self._same + 1, self._holds - 1, True
-        self._flight[plan.step], self._plan = resting[1], None
+        self._same += 1
+        self._holds -= 1
+        self._flight[plan.step], self._plan, self._chosen = rest, None, True
+        if rest.steps >= TIMED and not rest.depth:
+            self._sleeps, self._awake, self._holds = self._holds, plan.step, 1
         return True
+
+    def _wake(self, step: int) -> None:
+        """step: the first that was planned since"""
+        rest, slept, rows = self._resting, step - 1 - self._awake, self._load.rows
+        assert rest is not None
+        self._learn_rest()
+        self._awake = 0
+        self._same += slept
+        self._earned += slept * self._beliefs[0].seconds
+        self._load = rest.load = Load(rows, rest.load.context + slept * rows)
 
     # --- deciding ---
 
     def decide(self) -> int:
+        if self._sleeps:
+            self._sleeps -= 1
+            return 0
         if not self._chosen:
             self._learn()
             self._choose()
@@ -223,13 +276,13 @@ class CostDepth(Depth):
         self.depth, self._holds = self._settled, 0
         if self.reason == "explore":
             self._holds = _measuring(self.depth) - 1
+        elif self.depth != before:  # the last windows of the one before are still to come
+            self._rests = 0
         elif (trial := self._due(rates)) is not None:
             self.depth, self.reason, self._tried = trial.depth, "probe", trial
             self._holds = trial.steps - 1
-        elif self.depth == before:
-            self._holds = self._rest() if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         else:
-            self._rests = 0
+            self._holds = self._rest() if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
         if deal:
             looks = self.reason == "probe" and self._tried.looks
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
@@ -269,13 +322,12 @@ class CostDepth(Depth):
     def _pay(self, rates: dict[int, float]) -> None:
         measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._depths)
         accounts, settled = self._accounts_of(self._load.rows), self._settled
-        accounts[settled] = max(0.0, accounts[settled])  # it was worth what it owes
+        for account in (settled, LOOKED) if settled else (settled,):
+            accounts[account] = max(0.0, accounts[account])  # it was worth what it owes
         for depth in rates.keys() - {settled}:
-            part = measuring * self._worth_measuring(depth, rates)
-            if self._looks_at(depth):
-                self._pay_into(MEASURED, part)
-                part = LOOKING
-            self._pay_into(depth, part)
+            self._pay_into(depth, measuring * self._worth_measuring(depth, rates))
+        if self._looked_at:
+            self._pay_into(LOOKED, LOOKING)
         self._earned = 0.0
 
     def _pay_into(self, account: int, part: float) -> None:
@@ -326,9 +378,9 @@ class CostDepth(Depth):
         due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
         seen = [depth for depth in others if beliefs[depth].known or beliefs[depth].foreseen]
-        trials = [Trial(depth, self._looks_at(depth), depth) for depth in seen or others[:1]]
+        trials = [Trial(depth, False) for depth in seen or others[:1]]
         if self._looked_at:
-            trials.append(Trial(self._looked_at, False, MEASURED))
+            trials.append(Trial(self._looked_at, True))
         for trial in trials:
             loses = self._loses(trial, rates)
             if accounts[trial.account] >= (loses if beliefs[trial.depth].sure else UNSURE * loses):
@@ -343,11 +395,8 @@ class CostDepth(Depth):
     @property
     def _tries(self) -> bool:
         """Steps that show what was tried are under way, or still to come."""
-        shows = any(step.trial is not None and not step.follows for step in self._flight.values())
-        return shows or self._after == AFTER
-
-    def _looks_at(self, depth: int) -> bool:
-        return depth > 0 and depth == self._looked_at
+        flight = (step for step in self._flight.values() if isinstance(step, Launched))
+        return self._after == AFTER or any(step.trial is not None and not step.follows for step in flight)
 
     def _best_look(self) -> int:
         """The fewest drafts by which, for the time that they take, about as much as by any could be gained. 0: there
@@ -365,12 +414,13 @@ class CostDepth(Depth):
         return self._rests
 
     def _until_look(self, rates: dict[int, float]) -> int:
-        """Steps without drafts before there is enough for one."""
+        """Steps without drafts before there is enough for one, or it has paid what it owes."""
         if not self._looked_at:
             return REST_WITHOUT_DRAFTS
-        look = Trial(self._looked_at, True, self._looked_at)
-        missing = self._loses(look, rates) - self._accounts_of(self._load.rows)[look.account]
-        return max(0, math.ceil(missing / (LOOKING * self._beliefs[0].seconds)) - 1)
+        has, step = self._accounts_of(self._load.rows)[LOOKED], self._beliefs[0].seconds
+        debt = -OWED * step - has
+        missing = debt / SPARED if debt > 0 else self._loses(Trial(self._looked_at, True), rates) - has
+        return max(0, math.ceil(missing / (LOOKING * step)) - 1)
 
     def _deal(self) -> Deal:
         rates = self._survival.rates()
@@ -387,9 +437,10 @@ class CostDepth(Depth):
     # --- learning ---
 
     def _learn(self) -> None:
-        for result in self._results:
-            self._learn_result(result)
+        for launched, result in self._results:
+            self._learn_result(launched, result)
         self._results.clear()
+        self._learn_rest()
         if self._plan is not None:  # made when those were known
             self._learn_plan(self._plan)
             self._plan = None
@@ -397,7 +448,7 @@ class CostDepth(Depth):
     def _learn_plan(self, plan: StepPlan) -> None:
         if self._held and self._resting and self._goes_on(plan):
             self._same += 1
-            self._flight[plan.step] = self._resting[self._holds % TIMED > 0]
+            self._flight[plan.step] = self._resting
             return
         if plan.starts and plan.work:
             self._learn_windows()
@@ -421,8 +472,9 @@ class CostDepth(Depth):
         self._verified = verified
         launched = Launched(self._load, verified, steady, trial, follows, fresh, self._compared)
         self._flight[plan.step] = launched
-        rests = steady and self.reason == "best" and trial is None and not self._ragged
-        self._resting = (launched, launched._replace(passed=True)) if rests else None
+        self._resting = None
+        if verified is not None and steady and self.reason == "best" and trial is None and not self._ragged:
+            self._resting = Rest(verified, INTERRUPTED * self._beliefs[verified].seconds, self._load)
 
     def _goes_on(self, plan: StepPlan) -> bool:
         """As before, by the first row: there is no time to look at all of them."""
@@ -448,18 +500,9 @@ class CostDepth(Depth):
             return None  # dealt out unevenly
         return longest if longest in self._depths else None
 
-    def _learn_result(self, result: StepResult) -> None:
-        launched = self._flight.pop(result.step)
+    def _learn_result(self, launched: Launched, result: StepResult) -> None:
         if result.step >= self._awaited:
             self._awaited = 0
-        if launched.passed:
-            self._earned += result.seconds
-            self._costs.heard(result.host_seconds)
-            if launched.verified:
-                self._look_out(result, launched.verified)
-                if len(result.work) < MANY:
-                    self._passed.append(result)
-            return
         if launched.verified is not None:
             self._settle_accounts(launched, result)
         if launched.steady:
@@ -479,20 +522,43 @@ class CostDepth(Depth):
         if launched.compared and launched.verified:
             brought = sum(map(len, result.tokens))
             self._survival.compare(launched.verified, len(result.work), brought, fresh=launched.fresh)
-        if not self.depth and self.reason == "best":
-            self._holds, self._learned = 0, False  # what a look found is not left lying
+        if not self.depth and self.reason == "best":  # what a look found is not left lying
+            gains = sum(map(len, result.tokens)) > self._speed * result.seconds
+            self._holds, self._learned = 0 if gains else 1, False
         if self._ragged:
             for work, tokens in zip(result.work, result.tokens, strict=True):
                 if work.window.drafts:
                     self._learn_own(work.row, work.generation, work.window.drafts, len(tokens) - 1)
 
-    def _look_out(self, result: StepResult, depth: int) -> None:
+    def _learn_rest(self) -> None:
+        rest = self._resting
+        if rest is None or not rest.steps:
+            return
+        rows, context = rest.load
+        tokens = rest.tokens or rest.steps * rows
+        seconds = rest.took / rest.timed if rest.timed else rest.seconds / rest.steps
+        self._costs.learn(
+            rows,
+            rest.depth,
+            context + tokens // 2,
+            seconds,
+            rest.host / rest.steps,
+            starved=not rest.timed,
+            steps=1 if rest.depth else max(1, rest.timed),
+        )
+        self._earned += rest.seconds
+        rest.begin(Load(rows, context + tokens))  # there may be more of it to come
+
+    def _look_out(self, rest: Rest, result: StepResult) -> None:
         """For what ends a rest: windows that bring much more or less than those it was decided by."""
-        rows = len(result.work)
-        self._unexpected += sum(map(len, result.tokens)) - rows * self._expected[depth]
+        rows, tokens = len(result.work), sum(map(len, result.tokens))
+        rest.tokens += tokens
+        self._unexpected += tokens - rows * self._expected[rest.depth]
         self._steps_rested += 1
-        if self._unexpected**2 > (UNEXPECTED * depth / 2) ** 2 * rows * self._steps_rested:
+        if self._unexpected**2 > (UNEXPECTED * rest.depth / 2) ** 2 * rows * self._steps_rested:
             self._holds = self._rests = 0
+        if rows < MANY or not result.step % ONE_OF:
+            self._passed.append(result)
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from ..config import SpeculativeConfig
 from ..ids import Row
 from ..plan import StepPlan, StepResult
@@ -13,7 +15,7 @@ class Depth:
 
     def __init__(self, depth: int) -> None:
         self.depth, self.reason = depth, "fixed"
-        self.steps: dict[int, dict[str, int]] = {}
+        self.steps = defaultdict[int, Counter[str]](Counter)
         """Planned so far, by depth and reason."""
 
     def decide(self) -> int:
@@ -25,8 +27,7 @@ class Depth:
         return self.depth
 
     def planned(self, plan: StepPlan) -> None:
-        reasons = self.steps.setdefault(self.depth, {})
-        reasons[self.reason] = reasons.get(self.reason, 0) + 1
+        self.steps[self.depth][self.reason] += 1
 
     def collected(self, result: StepResult) -> None:
         """Step times and accepted drafts."""

@@ -99,7 +99,6 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
-        self._now = Cell()  # of the last kind
         self._bands: dict[int, dict[int, Cell]] = {}
         self._here = 0  # the last band
         self._foreseen: dict[tuple[int, int], tuple[int, float]] = {}  # while the band is the same
@@ -118,61 +117,61 @@ class StepCosts:
         host: float = 0.0,
         *,
         starved: bool = False,
+        steps: int = 1,
     ) -> None:
-        """starved  the device may have waited for the host, so it takes so long at most"""
+        """Of one step, or the mean of several that count for so many.
+
+        starved  the device may have waited for the host, so it takes so long at most
+        """
         here = band(rows)
         cells = self._bands.setdefault(here, {})
         cell = cells.get(depth) or cells.setdefault(depth, Cell())
-        self._steps, cell.steps = self._steps + 1, cell.steps + 1
-        if here != self._here or cell.steps == ENOUGH or not self._steps % PAUSE:
+        known, pauses = cell.steps >= ENOUGH, self._steps // PAUSE
+        self._steps, cell.steps = self._steps + steps, cell.steps + steps
+        if here != self._here or known != (cell.steps >= ENOUGH) or self._steps // PAUSE > pauses:
             self._here = here
             self._foreseen.clear()
-        self._now = cell
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
-            self.heard(host)
+            self._host.extend([min(host / cell.host, HICCUP)] * steps)
         if not starved or seconds < cell.seconds:
-            self._learn_device(cell, context, seconds)
+            self._learn_device(cell, context, seconds, steps)
         cell.last = self._steps
 
-    def heard(self, host: float) -> None:
-        """Of one more step of the last kind, what the host took for it."""
-        if host:
-            self._host.append(min(host / self._now.host, HICCUP))
-
-    def _learn_device(self, cell: Cell, context: int, seconds: float) -> None:
-        cell.seen += 1
-        if cell.seen <= FIRST:
+    def _learn_device(self, cell: Cell, context: int, seconds: float, steps: int) -> None:
+        first = cell.seen < FIRST
+        cell.seen += steps
+        if first:
             seconds = min(self._device(cell, context), seconds) if cell.seconds else seconds
             cell.seconds, cell.context = seconds, context
         else:
-            self._average(cell, context, seconds)
+            self._average(cell, context, seconds, steps)
 
-    def _average(self, cell: Cell, context: int, seconds: float) -> None:
+    def _average(self, cell: Cell, context: int, seconds: float, steps: int) -> None:
         if self._steps - cell.last > PAUSE:
             cell.weight = min(cell.weight, RECALLED)
         before = cell.seconds
-        self._learn_context(cell, context, seconds)
-        cell.weight = min(REMEMBERED, cell.weight + 1)
-        part = 1 / cell.weight
+        self._learn_context(cell, context, seconds, steps)
+        cell.weight = min(REMEMBERED, cell.weight + steps)
+        part = min(1.0, steps / cell.weight)
         if cell.weight <= FEW:
             part = min(1.0, part * (SHORTER if seconds < before else LONGER))
         cell.seconds += part * (min(seconds, INTERRUPTED * before) - before)
         cell.context += part * (context - cell.context)
 
-    def _learn_context(self, cell: Cell, context: int, seconds: float) -> None:
+    def _learn_context(self, cell: Cell, context: int, seconds: float, count: int) -> None:
         """From how it differs from others of its kind."""
         if seconds > OUTLIER * cell.seconds:
             return
         steps, where, took = cell.others
-        further, longer, part = context - where, seconds - took, 1 / (steps + 1)
-        cell.others = min(steps + 1, COMPARED), where + part * further, took + part * longer
+        further, longer, part = context - where, seconds - took, count / (steps + count)
+        cell.others = min(steps + count, COMPARED), where + part * further, took + part * longer
         if not steps:
             return
-        rest = longer - self.per_token * further
-        self._together += WEIGHT * (further * longer - self._together)
-        self._spread += WEIGHT * (further * further - self._spread)
-        self._noise += WEIGHT * (rest * rest - self._noise)
+        rest, weight = longer - self.per_token * further, WEIGHT * count
+        self._together += weight * (further * longer - self._together)
+        self._spread += weight * (further * further - self._spread)
+        self._noise += weight * (rest * rest - self._noise)
         chance = DEVIATIONS * math.sqrt(self._noise * self._spread * WEIGHT)
         self.per_token = max(0.0, (self._together - chance) / (self._spread + WEIGHT * CONTEXT_DOUBT))
 
