@@ -530,6 +530,22 @@ def test_what_costs_less_to_find_out_comes_first() -> None:
     assert 3 in made and 7 not in made and made[50:].count(0) > 45
 
 
+@pytest.mark.parametrize(("reached", "begins"), [(1000.0, False), (20.0, True)])
+def test_drafts_are_not_begun_for_what_may_be_luck_unless_the_text_has_changed(
+    reached: float, *, begins: bool
+) -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False)
+    loop = Loop(policy)
+    loop.seconds = lambda tokens: 1 + 0.5 * (tokens > 2)  # type: ignore[method-assign]
+    loop.run(400)
+    assert policy._settled == 0 and policy._beliefs[3].sure
+    policy._survival._places[0].reached = reached
+    assert policy._best({0: 1000.0, 3: 1020.0}) == (3 if begins else 0, "best")
+    assert policy._best({0: 1000.0, 3: 1040.0}) == (3, "best")
+    policy._settled = 3
+    assert policy._best({0: 1020.0, 3: 1000.0}) == (0, "best"), "to cease takes less"
+
+
 def test_what_cannot_be_the_best_is_never_tried() -> None:
     loop = Loop(CostDepth(AdaptiveConfig(), 1, ragged=False), rows=1)
     loop.seconds = float  # type: ignore[method-assign]

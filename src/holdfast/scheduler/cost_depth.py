@@ -15,8 +15,9 @@ from .depth import Depth
 from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
 from .survival import Survival
 
-MARGIN = 1.01
-"""Another depth must promise so many times as much."""
+MARGIN, BEGIN = 1.01, 1.03
+"""Another depth must promise so many times as much; and drafts, where none are made and the text is what it was for
+long: few windows tell of them, and the best of many looks is luck."""
 LOOKING, MEASURING = 0.008, 0.003
 """Of the time, so much may be lost, where no drafts are made, by looking whether they have become worth their while,
 and by measuring what steps of other depths take; where drafts are made, all of it by measuring."""
@@ -350,7 +351,9 @@ class CostDepth(Depth):
         now, beliefs, hopes = self._settled, self._beliefs, self._hopes()
         at_best = rates | {depth: rates[depth] / hope for depth, hope in hopes.items()}
         best = max(at_best, key=at_best.__getitem__)
-        if now in rates and at_best[best] <= MARGIN * rates[now] < math.inf:
+        begins = not now and beliefs[best].sure and self._survival.settled
+        margin = BEGIN if begins else MARGIN
+        if now in rates and at_best[best] <= margin * rates[now] < math.inf:
             best = now
         if best in hopes:
             return best, "explore"

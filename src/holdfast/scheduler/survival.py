@@ -18,6 +18,8 @@ STEPS = 8
 SURPRISE = 4.0
 """Standard deviations by which the last few must differ from the many to mean that the text has changed. They are
 those of drafts that know nothing of each other; drafts of a text do, and differ more."""
+SETTLED = 128
+"""Drafts after a change, by which it is over."""
 AFTER_CHANGE = 6.0
 """Drafts that the last few then count for: some of them were still of the text before."""
 FORGETTING = 1 / 256
@@ -193,6 +195,11 @@ class Survival:
         self._plain = []
         for place, others in zip(self._places, self._all, strict=True):
             place.admit(part, others)
+
+    @property
+    def settled(self) -> bool:
+        """The text has not changed for long, so what looks like a change is chance."""
+        return self._places[0].reached >= SETTLED
 
     def rates(self) -> list[float]:
         """Of each place: accepted, if all before it are."""
