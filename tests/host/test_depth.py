@@ -537,7 +537,7 @@ def test_drafts_are_not_begun_for_what_may_be_luck_unless_the_text_has_changed(
     policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False)
     loop = Loop(policy)
     loop.seconds = lambda tokens: 1 + 0.5 * (tokens > 2)  # type: ignore[method-assign]
-    loop.run(400)
+    loop.run(4000)
     assert policy._settled == 0 and policy._beliefs[3].sure
     policy._survival._places[0].reached = reached
     assert policy._best({0: 1000.0, 3: 1020.0}) == (3 if begins else 0, "best")
@@ -627,9 +627,11 @@ def test_a_trial_is_not_charged_for_drafts_that_were_made_before_it() -> None:
         assert charged(policy, launched, 1.8) == pytest.approx(0, abs=1e-6)
         assert charged(policy, launched, 2.3) == pytest.approx(0.5, abs=1e-6)
         assert charged(policy, launched, 9.0) == pytest.approx(0, abs=1e-6), "that is an interruption"
+        assert charged(policy, launched, 9.0, starved=True) == pytest.approx(7.2, abs=1e-6), "that is not"
+        assert charged(policy, launched, 90.0, starved=True) < 20
 
 
-def charged(policy: CostDepth, launched: Launched, seconds: float) -> float:
+def charged(policy: CostDepth, launched: Launched, seconds: float, *, starved: bool = False) -> float:
     """To the trial's account, for a step of two rows that brings a token of each."""
     assert launched.trial is not None
     accounts, account = policy._accounts_of(2), launched.trial.account
@@ -637,7 +639,9 @@ def charged(policy: CostDepth, launched: Launched, seconds: float) -> float:
         RowWork(Row(row), 1, 1 + (launched.verified or 0), Window(launched.verified or 0)) for row in (1, 2)
     )
     before = accounts[account]
-    policy._settle_accounts(launched, StepResult(9, work, tokens=[(0,), (0,)], seconds=seconds))
+    policy._settle_accounts(
+        launched, StepResult(9, work, tokens=[(0,), (0,)], seconds=seconds, starved=starved)
+    )
     return before - accounts[account]
 
 

@@ -28,6 +28,8 @@ LOOK, MEASURE = 1, 4
 """Steps in a row that make drafts for that,"""
 AFTER = 3
 """and steps that follow, which may take longer for it."""
+DISTURBED = 4.0
+"""Times as long as others, at most, if the device waits for the host then."""
 WARM = 2
 """Steps without drafts after others, before they take what such steps do: caches are full of the drafter, and the
 host has more to do. Trials of none are so much longer."""
@@ -571,7 +573,9 @@ class CostDepth(Depth):
             trial, verified = launched.trial, launched.verified or 0
             kinds = self._costs.beliefs(load.rows, (verified, trial.depth), load.context)
             usual, tried = kinds[verified].seconds, kinds[trial.depth].seconds
-            took = usual if seconds > max(INTERRUPTED * usual, tried) else seconds  # that is not its fault
+            took, longest = seconds, max(INTERRUPTED * usual, tried)
+            if seconds > longest:  # that is not its fault, unless the host has had more to do for it
+                took = min(seconds, DISTURBED * longest) if result.starved else usual
             saves = usual  # by a step that had to be made in any case
             if verified == trial.depth and not launched.follows:
                 brings = load.rows * self._expected[verified]  # luck aside,
