@@ -1,7 +1,7 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --drafters eagle3 dflash mtp --prompts 8 --learning 6  # an H200: 8 minutes
-    python benchmarks/speculation.py --drafters eagle3 dflash mtp --out 96 --learning 6 --reps 5  # two cores: 13
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --prompts 8 --learning 16  # an H200: 10 minutes
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --out 96 --learning 10 --reps 5  # two cores: 15
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from

@@ -15,6 +15,7 @@ from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import (
     LOOKED,
+    LOOKING,
     MEASURE,
     OFTEN,
     TIMED,
@@ -423,6 +424,66 @@ def test_an_interruption_in_a_rest_counts_for_no_more_than_elsewhere() -> None:
     loop.seconds = lambda tokens: 3.0 if tokens > 2 else 1.0 if loop.step % 20 else 50.0  # type: ignore[method-assign]
     loop.run(2000)
     assert policy._settled == 0 and belief(policy._costs, 2, 0).seconds < 1.07
+
+
+def asleep(rows: int = 2) -> tuple[CostDepth, Loop]:
+    """Without drafts, in the middle of a rest."""
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
+    loop = Loop(policy, rows=rows, late=2)
+    loop.seconds = lambda tokens: 1.9 if tokens > rows else 1.0  # type: ignore[method-assign]
+    loop.run(1000)
+    while policy._sleeps != 50:
+        loop.run(1)
+    return policy, loop
+
+
+def test_nobody_thinks_in_a_rest_without_drafts_and_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, loop = asleep()
+    monkeypatch.setattr(policy, "_learn", lambda: pytest.fail("it was to rest"))
+    counted, context, earned, slept = policy.steps[0]["best"], policy._load.context, policy._earned, loop.step
+    assert not any(loop.run(49)) and policy._sleeps == 1 and not policy._flight
+    assert policy.steps[0]["best"] == counted + 49, "but it is counted"
+    monkeypatch.undo()
+    resting, awake = policy._resting, policy._awake
+    assert resting is not None
+    loop.run(1)
+    slept = loop.step - 1 - awake
+    assert policy._awake == 0 and policy._load == (2, resting.load.context)
+    assert policy._load.context >= context + 2 * slept
+    assert policy._earned == pytest.approx(earned + slept + TIMED, abs=4)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_who_comes_or_goes_ends_a_rest(*, joins: bool) -> None:
+    policy, loop = asleep()
+    if joins:
+        loop.windows[Row(3)], loop.right[Row(3)] = Window(), 0
+    else:
+        del loop.windows[Row(2)]
+    loop.run(1)
+    assert policy._sleeps == 0 and policy._load.rows == len(loop.windows)
+
+
+def test_a_rest_is_as_long_as_looks_take_to_be_paid() -> None:
+    """An account that owes first pays that, at a quarter of its part; what measuring owes is another matter."""
+    policy, _ = asleep()
+    rates, accounts = policy._promises(policy._beliefs), policy._accounts_of(2)
+    loses = policy._loses(Trial(policy._looked_at, True), rates)
+    accounts[policy._looked_at] = -100.0
+    for owed, missing in ((0.0, loses), (0.4, loses + 0.4), (0.9, 4 * 0.4)):
+        accounts[LOOKED] = -owed
+        assert policy._until_look(rates) == pytest.approx(missing / LOOKING, abs=2)
+
+
+def test_nothing_is_tried_while_windows_of_the_depth_before_are_still_to_come() -> None:
+    policy, _ = asleep()
+    policy._sleeps = policy._awake = policy._holds = 0
+    accounts = policy._accounts_of(2)
+    for before, reason in ((3, "best"), (0, "probe")):
+        accounts[LOOKED] = 100.0
+        policy._settled, policy._learned = before, True
+        policy._choose()
+        assert (policy._settled, policy.reason) == (0, reason)
 
 
 def test_none_is_explored_for_as_long_as_it_takes_to_know_it() -> None:

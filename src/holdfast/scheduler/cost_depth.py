@@ -527,9 +527,10 @@ class CostDepth(Depth):
         if launched.compared and launched.verified:
             brought = sum(map(len, result.tokens))
             self._survival.compare(launched.verified, len(result.work), brought, fresh=launched.fresh)
-        if not self.depth and self.reason == "best":  # what a look found is not left lying
+        if not self.depth and self.reason == "best":  # what a look found is not left lying,
             gains = sum(map(len, result.tokens)) > self._speed * result.seconds
-            self._holds, self._learned = 0 if gains else 1, False
+            self._holds = 0 if gains else AFTER  # but without haste: the host has just had more to do
+            self._learned = False
         if self._ragged:
             for work, tokens in zip(result.work, result.tokens, strict=True):
                 if work.window.drafts:
