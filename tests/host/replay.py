@@ -48,6 +48,10 @@ class Clock:
     drafter: str
     batch: int
     chance: random.Random
+    waits: float = 0.0
+    """Microseconds more, for the host, when drafts are made again or no longer."""
+    starved: bool = False
+    """So it was in the last step."""
     _walks: dict[int, tuple[int, int]] = field(default_factory=dict)
     _verified: tuple[int, int] = (0, 0)
     """Of the last two steps, the newest first."""
@@ -84,7 +88,8 @@ class Clock:
             turn = "other"
         self._verified, self._proposed = (verified, last), propose
         self._since_prompt += 1
-        return 1e-6 * (took + (table["turns"][turn] if turn else 0))
+        self.starved = turn is not None and self.waits > 0
+        return 1e-6 * (took + (table["turns"][turn] + self.waits if turn else 0))
 
     def _walk(self, kind: int, times: list[int]) -> float:
         """Along a block as it was, then along another."""
@@ -141,7 +146,7 @@ def _answer(policy: Depth, clock: Clock, texts: list[str], step: int) -> tuple[f
         policy.think()
         if before:
             policy.collected(before)
-        before = StepResult(step, work=work, tokens=chosen, seconds=took)
+        before = StepResult(step, work=work, tokens=chosen, seconds=took, starved=clock.starved)
     assert before is not None
     policy.collected(before)
     return seconds, tokens, step

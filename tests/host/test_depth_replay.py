@@ -35,11 +35,14 @@ def best_fixed(drafter: str, batch: int) -> float:
     )
 
 
-def parts_of_best(drafter: str, seed: int, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
+def parts_of_best(
+    drafter: str, seed: int, batches: tuple[int, ...] = BATCHES, *, waits: float = 0.0
+) -> dict[int, float]:
     policy = CostDepth(AdaptiveConfig.of({"candidate_steps": DEPTHS}), 3, ragged=False)  # type: ignore[arg-type]
     parts, step = {}, 0
     for batch in batches:
-        found, step = speeds(policy, Clock(drafter, batch, random.Random(seed)), LEARNING + RUNS, step)
+        clock = Clock(drafter, batch, random.Random(seed), waits=waits)
+        found, step = speeds(policy, clock, LEARNING + RUNS, step)
         parts[batch] = statistics.mean(found[LEARNING:]) / best_fixed(drafter, batch)
     return parts
 
@@ -47,6 +50,12 @@ def parts_of_best(drafter: str, seed: int, batches: tuple[int, ...] = BATCHES) -
 @pytest.mark.parametrize("drafter", MEASURED)
 def test_as_fast_as_the_best_fixed_depth(drafter: str) -> None:
     assert min(parts_of_best(drafter, seed=0, batches=(16,)).values()) > 0.95
+
+
+def test_where_the_host_is_slow_to_begin_and_to_cease_there_are_fewer_looks() -> None:
+    """The device waits for it for two steps' time whenever drafts are made again, or no longer."""
+    found = [parts_of_best("eagle3", seed, batches=(16,), waits=500.0)[16] for seed in range(3)]
+    assert statistics.median(found) > 0.98, found
 
 
 @pytest.mark.slow
