@@ -14,6 +14,7 @@ from holdfast.ids import Row, Slot
 from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
 from holdfast.scheduler.cost_depth import (
+    AFTER,
     LOOKED,
     LOOKING,
     MEASURE,
@@ -403,6 +404,20 @@ def test_what_steps_of_a_rest_take_is_learned_on_average(right: int, monkeypatch
     assert believed.sure and believed.seconds == pytest.approx(3.0 if depth else 1.0, rel=0.03)
 
 
+@pytest.mark.parametrize(("rows", "all_tell"), [(2, True), (16, False)])
+def test_in_a_rest_of_many_rows_one_step_in_eight_tells_what_drafts_bring(
+    rows: int, *, all_tell: bool
+) -> None:
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop, told = Loop(policy, rows=rows, late=1), set[int]()
+    loop.right = dict.fromkeys(loop.right, 7)
+    for _ in range(400):
+        loop.run(1)
+        told.update(result.step for result in policy._passed)
+    assert len(told) > (150 if all_tell else 10)
+    assert any(step % 8 for step in told) == all_tell
+
+
 def test_a_step_of_a_rest_for_which_the_device_waits_does_not_tell_what_the_device_takes() -> None:
     policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
     loop = Loop(policy, late=1)
@@ -714,6 +729,34 @@ def test_a_look_that_gains_is_followed_by_another_as_soon_as_that_is_known() -> 
     loop.right = dict.fromkeys(loop.right, 7)
     first, second, *_ = (step for step, drafts in enumerate(loop.run(100)) if drafts)
     assert second - first == 3
+
+
+def test_a_look_that_does_not_gain_is_thought_over_when_the_host_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = CostDepth(AdaptiveConfig(), 1, ragged=False)
+    loop = Loop(policy, late=1)
+    loop.seconds = lambda tokens: 1 + 0.3 * (tokens > 2)  # type: ignore[method-assign]
+    loop.run(300)
+    settle, decided = policy._settle, list[int]()
+    monkeypatch.setattr(policy, "_settle", lambda: (decided.append(loop.step), settle())[1])
+    looks = [300 + step for step, drafts in enumerate(loop.run(200), 1) if drafts]
+    assert len(looks) > 3
+    for look in looks[:-1]:
+        known = look + 2  # it is verified in the next step, and told of in the one after
+        assert min(step for step in decided if step >= look) >= known + AFTER
+
+
+def test_looks_that_led_to_drafts_owe_nothing() -> None:
+    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
+    loop = Loop(policy)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.run(100)
+    accounts = policy._accounts_of(2)
+    assert policy._settled > 0
+    accounts[LOOKED] = -5.0
+    policy._pay(policy._promises(policy._beliefs))
+    assert accounts[LOOKED] == 0.0
 
 
 def test_what_trials_owe_is_paid_back_slowly_where_no_drafts_are_made() -> None:
