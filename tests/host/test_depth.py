@@ -23,6 +23,7 @@ from holdfast.scheduler.cost_depth import (
     WARM,
     CostDepth,
     Launched,
+    Load,
     Rest,
     Trial,
 )
@@ -346,6 +347,14 @@ def test_a_step_takes_as_long_as_the_slower_of_device_and_host() -> None:
     assert costs.seconds(8, 3, 0) == pytest.approx(600e-6, rel=0.01)
 
 
+def test_the_mean_of_many_steps_counts_for_them() -> None:
+    costs = StepCosts()
+    costs.learn(8, 0, 0, 50e-6, 100e-6, steps=32)
+    assert costs.seconds(8, 0, 0) == pytest.approx(100e-6)
+    costs.learn(8, 0, 0, 50e-6, 200e-6, steps=16)
+    assert costs.seconds(8, 0, 0) == pytest.approx(150e-6, rel=0.01), "half of the last 32 took twice as long"
+
+
 def test_a_depth_that_was_only_tried_while_the_host_was_slow_is_not_put_down_for_it() -> None:
     """With fewer drafts the host does not take longer than with more: that is all that is known of it."""
     costs = StepCosts()
@@ -402,6 +411,18 @@ def test_what_steps_of_a_rest_take_is_learned_on_average(right: int, monkeypatch
     assert max(lying) == 1, "memory that is held for long makes work for whoever frees it"
     believed = belief(costs, 2, depth)
     assert believed.sure and believed.seconds == pytest.approx(3.0 if depth else 1.0, rel=0.03)
+
+
+def test_what_is_left_of_a_rest_is_learned_where_it_went_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = asleep(rows=3)
+    rest, contexts = Rest(0, 2.0, Load(3, 1000)), list[int]()
+    policy._resting = rest
+    monkeypatch.setattr(policy._costs, "learn", lambda *kind, **_: contexts.append(kind[2]))
+    for steps in (20, 2):
+        for step in range(steps):
+            rest.add(StepResult(step, seconds=1.0))
+        policy._learn_rest()
+    assert contexts == [1000 + 30, 1000 + 60 + 3]
 
 
 @pytest.mark.parametrize(("rows", "all_tell"), [(2, True), (16, False)])
