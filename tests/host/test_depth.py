@@ -13,22 +13,10 @@ from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row, Slot
 from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
-from holdfast.scheduler.cost_depth import (
-    AFTER,
-    LOOKED,
-    LOOKING,
-    MEASURE,
-    OFTEN,
-    TIMED,
-    WARM,
-    CostDepth,
-    Launched,
-    Load,
-    Rest,
-    Trial,
-)
+from holdfast.scheduler.cost_depth import AFTER, LOOKING, OFTEN, TIMED, CostDepth
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
+from holdfast.scheduler.launched import LOOKED, MEASURE, WARM, Launched, Load, Rest, Trial
 from holdfast.scheduler.step_costs import Belief, StepCosts, band
 from holdfast.scheduler.survival import Survival
 
@@ -434,7 +422,7 @@ def test_in_a_rest_of_many_rows_one_step_in_eight_tells_what_drafts_bring(
     loop.right = dict.fromkeys(loop.right, 7)
     for _ in range(400):
         loop.run(1)
-        told.update(result.step for result in policy._passed)
+        told.update(result.step for result in policy._rested)
     assert len(told) > (150 if all_tell else 10)
     assert any(step % 8 for step in told) == all_tell
 

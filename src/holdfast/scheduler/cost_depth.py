@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
-from .deal import Deal
+from .deal import Chances, Deal
 from .depth import Depth
+from .launched import LOOKED, WARM, Launched, Load, Rest, Trial
 from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
 from .survival import Survival
 
@@ -24,15 +23,10 @@ and by measuring what steps of other depths take; where drafts are made, all of 
 OWED, SPARED = 0.5, 0.25
 """Where no drafts are made, an account that owes more than half a step gets a quarter of its part: if trials lose
 more than their windows do, because drafters have to catch up or the device waits for the host, there are fewer."""
-LOOK, MEASURE = 1, 4
-"""Steps in a row that make drafts for that,"""
 AFTER = 3
-"""and steps that follow, which may take longer for it."""
+"""Steps after a trial, which may take longer for it."""
 DISTURBED = 4.0
 """Times as long as others, at most, if the device waits for the host then."""
-WARM = 2
-"""Steps without drafts after others, before they take what such steps do: caches are full of the drafter, and the
-host has more to do. Trials of none are so much longer."""
 OFTEN, NEW, FAR = 16, 2.0, 0.1
 """Until a depth was seen so many times, twice its part is paid for measuring it, where drafts are made: the machine
 may have been slow by chance. After that the less, but a tenth at least, the less it promises than the one in use: it
@@ -51,91 +45,6 @@ TIMED = 16
 were of one step; without, of so many, and after that nobody thinks until it is over."""
 MANY, ONE_OF = 8, 8
 """Of so many rows only one of eight such steps tells what drafts bring."""
-OWN_WEIGHT = 8.0
-"""A request is taken to be like all of them until so many of its own drafts were reached."""
-OWN_MEMORY = 32
-LOOKED = -1
-"""The account of looks."""
-
-
-class Load(NamedTuple):
-    """Rows of a step that choose a token, and what they know of before it."""
-
-    rows: int
-    context: int
-
-
-class Trial(NamedTuple):
-    """Of another depth than the one in use."""
-
-    depth: int
-    looks: bool
-    """Whether drafts have become worth their while: there were none. Otherwise it measures what they take, and what
-    several windows in a row bring."""
-
-    @property
-    def account(self) -> int:
-        """That pays for it: the depth's own, or that of looks."""
-        return LOOKED if self.looks else self.depth
-
-    @property
-    def steps(self) -> int:
-        return LOOK if self.looks else _measuring(self.depth)
-
-
-class Launched(NamedTuple):
-    load: Load
-    verified: int | None
-    """Drafts that each row had. None: it did something else beside."""
-    steady: bool
-    """It made as many, so its time is that of this depth."""
-    trial: Trial | None
-    """It was made in it, or just before or after."""
-    follows: bool = False
-    """It was after: it takes longer for it, maybe, but what was tried is known without it."""
-    fresh: bool = False
-    """There were no drafts in the step before;"""
-    compared: bool = False
-    """and it is one of several in a row, whatever the first brought."""
-
-
-@dataclass
-class Rest:
-    """Steps that go on as one before them, while a decision holds: what they take is added up, and learned when they
-    are over."""
-
-    depth: int
-    """Drafts that each row has."""
-    longest: float
-    """Seconds: no step counts for more."""
-    load: Load
-
-    def __post_init__(self) -> None:
-        self.begin(self.load)
-
-    def begin(self, load: Load) -> None:
-        self.load = load
-        self.steps, self.seconds, self.host = 0, 0.0, 0.0  # of the host as well
-        self.timed, self.took = 0, 0.0  # of those for which the device did not wait for it
-        self.tokens = 0
-
-    def add(self, result: StepResult) -> None:
-        seconds, longest = result.seconds, self.longest
-        self.steps += 1
-        self.seconds += seconds
-        self.host += min(result.host_seconds, longest)
-        if not result.starved:
-            self.timed += 1
-            self.took += min(seconds, longest)
-
-
-@dataclass
-class Own:
-    """Drafts of one request that were reached, and accepted."""
-
-    generation: int
-    reached: float = 0.0
-    kept: float = 0.0
 
 
 class CostDepth(Depth):
@@ -156,7 +65,7 @@ class CostDepth(Depth):
         self._depths = config.all_depths
         self._most = max(self._depths)
         self._costs, self._survival = StepCosts(), Survival(self._most)
-        self._own: dict[Row, Own] = {}
+        self._chances = Chances()
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows
         self._rows: list[RowWork] = []
@@ -165,7 +74,7 @@ class CostDepth(Depth):
         self._expected = self._survival.expected()
         self._windows = {fresh: Counter[tuple[int, int]]() for fresh in (True, False)}
         """Drafts and accepted ones, not learned from yet."""
-        self._passed: list[StepResult] = []  # nor from these
+        self._rested: list[StepResult] = []  # nor from these
         self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises
@@ -278,7 +187,7 @@ class CostDepth(Depth):
         rates = self._settle()
         self.depth, self._holds = self._settled, 0
         if self.reason == "explore":
-            self._holds = _measuring(self.depth) - 1
+            self._holds = Trial(self.depth, False).steps - 1
         elif self.depth != before:  # the last windows of the one before are still to come
             self._rests = 0
         elif (trial := self._due(rates)) is not None:
@@ -430,14 +339,8 @@ class CostDepth(Depth):
     def _deal(self) -> Deal:
         rates = self._survival.rates()
         mean = sum(rates) / len(rates)
-        chances = {work.row: self._rate(work, mean) for work in self._rows}
+        chances = {work.row: self._chances.of(work, mean) for work in self._rows}
         return Deal(chances, self._survival.expected())
-
-    def _rate(self, work: RowWork, mean: float) -> float:
-        own = self._own.get(work.row)
-        if own is None or own.generation != work.generation:
-            return mean
-        return (own.kept + OWN_WEIGHT * mean) / (own.reached + OWN_WEIGHT)
 
     # --- learning ---
 
@@ -534,7 +437,7 @@ class CostDepth(Depth):
         if self._ragged:
             for work, tokens in zip(result.work, result.tokens, strict=True):
                 if work.window.drafts:
-                    self._learn_own(work.row, work.generation, work.window.drafts, len(tokens) - 1)
+                    self._chances.learn(work, len(tokens) - 1)
 
     def _learn_rest(self) -> None:
         rest = self._resting
@@ -564,7 +467,7 @@ class CostDepth(Depth):
         if self._unexpected**2 > (UNEXPECTED * rest.depth / 2) ** 2 * rows * self._steps_rested:
             self._holds = self._rests = 0
         if rows < MANY or not result.step % ONE_OF:
-            self._passed.append(result)
+            self._rested.append(result)
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
@@ -586,25 +489,13 @@ class CostDepth(Depth):
             self._accounts_of(load.rows)[trial.account] -= took - saves
 
     def _learn_windows(self) -> None:
-        for result in self._passed:
+        for result in self._rested:
             self._windows[False].update(_windows(result))
-        self._passed.clear()
+        self._rested.clear()
         for fresh, windows in self._windows.items():
             if windows:
                 self._survival.learn(windows, fresh=fresh)
                 windows.clear()
-
-    def _learn_own(self, row: Row, generation: int, drafts: int, accepted: int) -> None:
-        own = self._own.get(row)
-        if own is None or own.generation != generation:
-            own = self._own[row] = Own(generation)
-        reached = min(drafts, accepted + 1)
-        keep = 1 - min(1.0, reached / OWN_MEMORY)
-        own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
-
-
-def _measuring(depth: int) -> int:
-    return MEASURE if depth else MEASURE + WARM
 
 
 def _windows(result: StepResult) -> Counter[tuple[int, int]]:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import accumulate
 
 from ..ids import Row
+from ..plan import RowWork
 
 ASKED = 8
 """Rows that are looked at, where a step costs by its tokens."""
 UNLIKE = 1.15
 """Drafts are dealt out unevenly if that promises so many times as many tokens: such a step takes longer than one with
 as many drafts that are spread evenly, for the row with most is drafted for longest."""
+OWN_WEIGHT = 8.0
+"""A request is taken to be like all of them until so many of its own drafts were reached."""
+OWN_MEMORY = 32
+
+
+@dataclass
+class Own:
+    """Drafts of one request that were reached, and accepted."""
+
+    generation: int
+    reached: float = 0.0
+    kept: float = 0.0
+
+
+class Chances:
+    """Of each request's drafts, by those that it had."""
+
+    def __init__(self) -> None:
+        self._own: dict[Row, Own] = {}
+
+    def of(self, work: RowWork, mean: float) -> float:
+        """mean  of all requests"""
+        own = self._own.get(work.row)
+        if own is None or own.generation != work.generation:
+            return mean
+        return (own.kept + OWN_WEIGHT * mean) / (own.reached + OWN_WEIGHT)
+
+    def learn(self, work: RowWork, accepted: int) -> None:
+        own = self._own.get(work.row)
+        if own is None or own.generation != work.generation:
+            own = self._own[work.row] = Own(work.generation)
+        reached = min(work.window.drafts, accepted + 1)
+        keep = 1 - min(1.0, reached / OWN_MEMORY)
+        own.reached, own.kept = own.reached * keep + reached, own.kept * keep + accepted
 
 
 class Deal:
