@@ -1,14 +1,15 @@
 """What drafts bring on holdfast-small: every drafter that comes with it, at fixed depths and adaptive, beside none.
 
-    python benchmarks/speculation.py --drafters eagle3 dflash mtp --prompts 8 --learning 16  # an H200: 10 minutes
-    python benchmarks/speculation.py --drafters eagle3 dflash mtp --out 96 --learning 10 --reps 5  # two cores: 15
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --prompts 8 --learning 16  # an H200: 11 minutes
+    python benchmarks/speculation.py --drafters eagle3 dflash mtp --out 96 --learning 10  # two cores: 20
 
 Greedy, in float32, prompts that the model was not trained on, answers of equal length (the model goes on after the
 end of an answer as it does in its training text). A rate is tokens a second while all requests of a batch run: from
 the step by which each has a token to the first that ends an answer. Medians over --reps; in each all kinds answer one
 batch of prompts after the other, in turn, so that a slow moment is slow for all of them, and another begins every
 time; on a GPU after a repetition that is not counted. Adaptive depth is compared with whichever of none and the fixed
-depths has the best median: in each repetition by the two rates there, and of those the median.
+depths has the better median, in --finals further repetitions of these alone, and in turn: in each by the two rates
+there, and of those the median. Few repetitions do not tell 1%: hosts are slow for a tenth of a second now and then.
 One engine serves all depths of a drafter; none is an engine without one. A server learns once what steps of each kind
 take; here adaptive depth does so in --learning repetitions before the others.
 
@@ -26,7 +27,7 @@ import gc
 import json
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,11 +57,13 @@ BEGUN = time.perf_counter()
 
 @dataclass(frozen=True)
 class Traffic:
-    """Batches of prompts, each of which is answered at a time with `out` tokens; all of them `reps` times."""
+    """Batches of prompts, each of which is answered at a time with `out` tokens; all of them `reps` times, and
+    `finals` times by those that are compared."""
 
     batches: list[list[list[int]]]
     out: int
     reps: int
+    finals: int
     learning: int
     warms_up: bool
     """In a round that is not counted."""
@@ -75,7 +78,10 @@ def main() -> None:
     parser.add_argument("--out", type=int, default=384 if there else 48, help="tokens of every answer")
     parser.add_argument("--prompts", type=int, default=16 if there else 4, help="of a repetition, at least")
     parser.add_argument("--rounds", type=int, default=3, help="batches of a repetition, at least")
-    parser.add_argument("--reps", type=int, default=6 if there else 3)
+    parser.add_argument("--reps", type=int, default=3, help="repetitions of all depths")
+    parser.add_argument(
+        "--finals", type=int, default=18 if there else 10, help="of none, the best and adaptive depth alone"
+    )
     parser.add_argument("--engines", type=int, default=3 if there else 1, help="of each kind, used in turn")
     parser.add_argument(
         "--learning", type=int, default=4 if there else 2, help="repetitions before, of adaptive depth alone"
@@ -91,6 +97,7 @@ def main() -> None:
             _prompts(plain[0], batch, max(args.prompts, args.rounds * batch)),
             args.out,
             args.reps,
+            args.finals,
             args.learning,
             there,
         )
@@ -173,16 +180,17 @@ class Pair:
             for prompts in traffic.batches:
                 self.run("adaptive", prompts, traffic.out)
         if traffic.warms_up:
-            self.repeat(traffic, 0)
+            self.repeat(traffic, list(self.depths), 0)
 
-    def repeat(self, traffic: Traffic, first: int) -> tuple[dict[str, Lap], dict[str, list[RequestOutput]]]:
-        """Every kind, of which this one begins, and with the next batch the next."""
-        kinds = list(self.depths)
+    def repeat(
+        self, traffic: Traffic, kinds: Sequence[str], first: int
+    ) -> tuple[dict[str, Lap], dict[str, list[RequestOutput]]]:
+        """Each of these kinds, of which this one begins, and with the next batch the next."""
         laps = {kind: Lap() for kind in kinds}
         answers: dict[str, list[RequestOutput]] = {kind: [] for kind in kinds}
         for number, prompts in enumerate(traffic.batches, first):
             place = number % len(kinds)
-            for kind in kinds[place:] + kinds[:place]:
+            for kind in [*kinds[place:], *kinds[:place]]:
                 lap, outputs = self.run(kind, prompts, traffic.out)
                 laps[kind].seconds += lap.seconds
                 laps[kind].tokens += lap.tokens
@@ -195,45 +203,70 @@ def _measure(pairs: Sequence[Pair], traffic: Traffic) -> dict[str, Any]:
     for pair in pairs:
         pair.prepare(traffic)
     before = [_steps(pair.adaptive) for pair in pairs]
-    kinds = list(pairs[0].depths)
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    answers: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in kinds}
-    lengths: dict[str, float] = {}
+    found = Found()
     for rep in range(traffic.reps):
-        laps, found = pairs[rep % len(pairs)].repeat(traffic, rep)
-        for kind in kinds:
-            rates[kind].append(laps[kind].tokens / laps[kind].seconds)
-            answers[kind] += [tuple(output.token_ids) for output in found[kind]]
-            lengths[kind] = _accept_length(found[kind])
-    median = {kind: statistics.median(found) for kind, found in rates.items()}
-    best = max((str(depth) for depth in DEPTHS), key=lambda kind: median[kind])
-    better = max(("none", best), key=lambda kind: median[kind])
-    parts = [mine / theirs for mine, theirs in zip(rates["adaptive"], rates[better], strict=True)]
-    different = [
-        (kind, place)
-        for kind, given in answers.items()
-        for place, answer in enumerate(given)
-        if answer != answers["none"][place]
-    ]
+        found.add(*pairs[rep % len(pairs)].repeat(traffic, list(pairs[0].depths), rep))
+    median = {kind: statistics.median(rates) for kind, rates in found.rates.items()}
+    best = max((str(depth) for depth in DEPTHS), key=median.__getitem__)
+    finals = Found()
+    for rep in range(traffic.finals):
+        finals.add(*pairs[rep % len(pairs)].repeat(traffic, ("none", best, "adaptive"), rep))
+    better = max(("none", best), key=lambda kind: statistics.median(finals.rates[kind]))
+    parts = finals.parts("adaptive", better)
+    zero = found.parts("0", "none")
+    different = [*found.different(), *finals.different()]
     prompts = [prompt for batch in traffic.batches for prompt in batch]
     gaps = [
-        _gap(pairs[0].plain, prompts[place % len(prompts)], answers["none"][place], answers[kind][place])
-        for kind, place in different
+        _gap(pairs[0].plain, prompts[place % len(prompts)], right, answer)
+        for place, right, answer in different
     ]
     return {
         "tokens_per_second": median,
-        "range": {kind: (min(found), max(found)) for kind, found in rates.items()},
-        "accept_length": lengths,
+        "range": {kind: (min(rates), max(rates)) for kind, rates in found.rates.items()},
+        "accept_length": found.lengths,
         "best_fixed": best,
         "better": better,
+        "finals": {kind: statistics.median(rates) for kind, rates in finals.rates.items()},
+        "finals_range": {kind: (min(rates), max(rates)) for kind, rates in finals.rates.items()},
         "adaptive_to_better": statistics.median(parts),
         "adaptive_to_better_range": (min(parts), max(parts)),
+        "zero_to_none": statistics.median(zero),
         "adaptive_steps": dict(_made(pairs, before)),
         "adaptive_why": [pair.adaptive.why() for pair in pairs],
-        "answers": sum(map(len, answers.values())),
+        "answers": found.answered + finals.answered,
         "different": len(different),
         "widest_gap": max(gaps, default=0.0),
     }
+
+
+class Found:
+    """By kind: rates of every repetition, its answers, and how many tokens a window gave."""
+
+    def __init__(self) -> None:
+        self.rates = defaultdict[str, list[float]](list)
+        self.answers = defaultdict[str, list[tuple[int, ...]]](list)
+        self.lengths: dict[str, float] = {}
+
+    def add(self, laps: dict[str, Lap], answers: dict[str, list[RequestOutput]]) -> None:
+        for kind, lap in laps.items():
+            self.rates[kind].append(lap.tokens / lap.seconds)
+            self.answers[kind] += [tuple(output.token_ids) for output in answers[kind]]
+            self.lengths[kind] = _accept_length(answers[kind])
+
+    def parts(self, one: str, of: str) -> list[float]:
+        """Of each repetition, one's rate of the other's."""
+        return [mine / theirs for mine, theirs in zip(self.rates[one], self.rates[of], strict=True)]
+
+    @property
+    def answered(self) -> int:
+        return sum(map(len, self.answers.values()))
+
+    def different(self) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """Which answers are not those of none: their place, and both."""
+        for answers in self.answers.values():
+            for place, (right, answer) in enumerate(zip(self.answers["none"], answers, strict=True)):
+                if answer != right:
+                    yield place, right, answer
 
 
 def _made(pairs: Sequence[Pair], before: Sequence[dict[int, int]]) -> Counter[int]:
@@ -304,7 +337,8 @@ def _told(row: dict[str, Any]) -> str:
     best, (least, most) = row["best_fixed"], row["adaptive_to_better_range"]
     return (
         f"{row['drafter']} batch {row['batch']}: {rates}; adaptive is {row['adaptive_to_better']:.1%} "
-        f"({least:.1%} to {most:.1%}), {row['adaptive_steps']}; "
+        f"({least:.1%} to {most:.1%}) of {row['better']}, {row['adaptive_steps']}; "
+        f"0 is {row['zero_to_none']:.1%} of none; "
         f"accept length {row['accept_length'][best]:.2f} at {best}; "
         f"{row['different']} of {row['answers']} answers differ, gap {row['widest_gap']:.1e}"
     )

@@ -126,6 +126,8 @@ def _answer(policy: Depth, clock: Clock, texts: list[str], step: int) -> tuple[f
     number, all_run = 0, True
     while had:
         prompt = number == 0
+        if prompt:
+            policy.expect(clock.batch, joining=clock.batch)
         step, propose = step + 1, policy.decide()
         windows = {row: 0 if prompt else min(made[row], ANSWER - n - 1) for row, n in had.items()}
         work = tuple(

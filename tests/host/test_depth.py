@@ -13,55 +13,18 @@ from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row, Slot
 from holdfast.params import SamplingParams
 from holdfast.plan import RowStart, RowWork, StepPlan, StepResult, Window
+from holdfast.scheduler import cost_depth, quiet
 from holdfast.scheduler.cost_depth import AFTER, LOOKING, OFTEN, TIMED, CostDepth
-from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.ema_depth import EmaDepth
 from holdfast.scheduler.launched import LOOKED, MEASURE, WARM, Launched, Load, Rest, Trial
 from holdfast.scheduler.step_costs import Belief, StepCosts, band
 from holdfast.scheduler.survival import Survival
 
 from .harness import Harness, make_limits, make_request
+from .loop import Loop
 from .restless import Restless
 
 START = RowStart(Row(1), 1, (), Slot(1), Slot(0), 0, SamplingParams(), 0)
-
-
-class Loop:
-    """Steps of rows whose first `right(row)` drafts are accepted; `seconds(tokens)` each.
-
-    late  by so many steps the policy is told
-    """
-
-    def __init__(self, depth: Depth, rows: int = 2, *, late: int = 0) -> None:
-        self.late, self.untold = late, list[StepResult]()
-        self.depth, self.step = depth, 0
-        self.windows = {Row(row): Window() for row in range(1, rows + 1)}
-        self.right = {row: 0 for row in self.windows}
-        self.propose = 0
-        self.starved = False
-
-    def seconds(self, tokens: int) -> float:
-        return 0.010
-
-    def run(self, steps: int) -> list[int]:
-        made = []
-        for _ in range(steps):
-            self.step += 1
-            propose = self.depth.decide()
-            work = tuple(RowWork(row, 1, 1 + w.drafts, w) for row, w in self.windows.items())
-            positions = (100,) * len(work)
-            self.depth.planned(StepPlan(self.step, work=work, positions=positions, propose=propose))
-            self.windows = {row: Window(min(propose, self.depth.share(row))) for row in self.windows}
-            self.depth.think()
-            tokens = [(0,) * (1 + min(w.window.drafts, self.right[w.row])) for w in work]
-            seconds = self.seconds(sum(w.tokens for w in work))
-            self.untold.append(
-                StepResult(self.step, work, tokens=tokens, seconds=seconds, starved=self.starved)
-            )
-            if len(self.untold) > self.late:
-                self.depth.collected(self.untold.pop(0))
-            made.append(propose)
-        return made
 
 
 # --- ema ---
@@ -413,18 +376,16 @@ def test_what_is_left_of_a_rest_is_learned_where_it_went_on(monkeypatch: pytest.
     assert contexts == [1000 + 30, 1000 + 60 + 3]
 
 
-@pytest.mark.parametrize(("rows", "all_tell"), [(2, True), (16, False)])
-def test_in_a_rest_of_many_rows_one_step_in_eight_tells_what_drafts_bring(
-    rows: int, *, all_tell: bool
-) -> None:
-    policy = CostDepth(AdaptiveConfig(), 3, ragged=False)
-    loop, told = Loop(policy, rows=rows, late=1), set[int]()
-    loop.right = dict.fromkeys(loop.right, 7)
-    for _ in range(400):
+def test_every_step_of_a_rest_tells_what_drafts_bring() -> None:
+    policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3)),)), 3, ragged=False)
+    loop = Loop(policy, rows=16, late=1)
+    loop.right = dict.fromkeys(loop.right, 3)
+    loop.run(200)
+    while policy._holds < 10:
         loop.run(1)
-        told.update(result.step for result in policy._rested)
-    assert len(told) > (150 if all_tell else 10)
-    assert any(step % 8 for step in told) == all_tell
+    policy._learn_windows()
+    loop.run(6)
+    assert policy._holds and policy._windows[False] == {(3, 3): 16 * 6}
 
 
 def test_a_step_of_a_rest_for_which_the_device_waits_does_not_tell_what_the_device_takes() -> None:
@@ -448,6 +409,13 @@ def test_an_interruption_in_a_rest_counts_for_no_more_than_elsewhere() -> None:
     loop.seconds = lambda tokens: 3.0 if tokens > 2 else 1.0 if loop.step % 20 else 50.0  # type: ignore[method-assign]
     loop.run(2000)
     assert policy._settled == 0 and belief(policy._costs, 2, 0).seconds < 1.07
+
+
+@pytest.fixture
+def as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was quiet, and however often a depth was seen."""
+    monkeypatch.setattr(quiet, "QUIET", math.inf)
+    monkeypatch.setattr(cost_depth, "MEASURED", math.inf)
 
 
 def asleep(rows: int = 2) -> tuple[CostDepth, Loop]:
@@ -488,6 +456,7 @@ def test_who_comes_or_goes_ends_a_rest(*, joins: bool) -> None:
     assert policy._sleeps == 0 and policy._load.rows == len(loop.windows)
 
 
+@pytest.mark.usefixtures("as_often")
 def test_a_rest_is_as_long_as_looks_take_to_be_paid() -> None:
     """An account that owes first pays that, at a quarter of its part; what measuring owes is another matter."""
     policy, _ = asleep()
@@ -673,6 +642,7 @@ def test_what_a_look_costs_is_known_before_there_is_another(late: int) -> None:
     assert min(length for drafts, length in lengths[1:-1] if not drafts) > 2
 
 
+@pytest.mark.usefixtures("as_often")
 @pytest.mark.parametrize("late", [0, 1])
 def test_looks_are_paid_for_with_all_that_they_make_steps_take_longer(late: int) -> None:
     """The step that makes the drafts, because the drafter has to catch up; and one after they were verified, because
@@ -768,6 +738,7 @@ def test_looks_that_led_to_drafts_owe_nothing() -> None:
     assert accounts[LOOKED] == 0.0
 
 
+@pytest.mark.usefixtures("as_often")
 def test_what_trials_owe_is_paid_back_slowly_where_no_drafts_are_made() -> None:
     policy = CostDepth(AdaptiveConfig(bands=(Band(1, (0, 1, 3)),)), 3, ragged=False)
     loop = Loop(policy)
@@ -788,6 +759,7 @@ def test_what_trials_owe_is_paid_back_slowly_where_no_drafts_are_made() -> None:
     assert policy._worth_measuring(other, policy._promises(policy._beliefs)) < 0.6
 
 
+@pytest.mark.usefixtures("as_often")
 @pytest.mark.parametrize("late", [0, 1])
 def test_windows_are_compared_that_are_made_whatever_the_first_brings(
     late: int, monkeypatch: pytest.MonkeyPatch
@@ -805,6 +777,7 @@ def test_windows_are_compared_that_are_made_whatever_the_first_brings(
     assert told == [(1, 2, 2, fresh) for fresh in (True, False, False, False)] * trials.count(4)
 
 
+@pytest.mark.usefixtures("as_often")
 def test_a_depth_that_promises_much_less_is_measured_less_often() -> None:
     """Without drafts a step takes half as long as with seven, and brings an eighth; with three it brings half."""
     loop = Loop(CostDepth(AdaptiveConfig(bands=(Band(1, (0, 3, 7)),)), 7, ragged=False), rows=1, late=1)

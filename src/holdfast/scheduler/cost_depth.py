@@ -11,6 +11,7 @@ from ..plan import RowWork, StepPlan, StepResult
 from .deal import Chances, Deal
 from .depth import Depth
 from .launched import LOOKED, WARM, Launched, Load, Rest, Trial
+from .quiet import Quiet, rarer
 from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
 from .survival import Survival
 
@@ -23,6 +24,8 @@ and by measuring what steps of other depths take; where drafts are made, all of 
 OWED, SPARED = 0.5, 0.25
 """Where no drafts are made, an account that owes more than half a step gets a quarter of its part: if trials lose
 more than their windows do, because drafters have to catch up or the device waits for the host, there are fewer."""
+MEASURED = 64
+"""Steps of a depth, after which it is measured less, the oftener it was seen."""
 AFTER = 3
 """Steps after a trial, which may take longer for it."""
 DISTURBED = 4.0
@@ -43,8 +46,6 @@ UNEXPECTED = 3.0
 TIMED = 16
 """For the same reason it is what steps take on average that is learned while a decision holds: with drafts, as if it
 were of one step; without, of so many, and after that nobody thinks until it is over."""
-MANY, ONE_OF = 8, 8
-"""Of so many rows only one of eight such steps tells what drafts bring."""
 
 
 class CostDepth(Depth):
@@ -67,18 +68,21 @@ class CostDepth(Depth):
         self._costs, self._survival = StepCosts(), Survival(self._most)
         self._chances = Chances()
         self._load = Load(0, 0)
-        self._same = 0  # steps with as many rows
-        self._rows: list[RowWork] = []
+        self._same = 0  # steps with as many rows,
+        self._alike = 0  # or about as many
+        self._announced = 0  # rows, who have not come yet
+        self._rows: list[RowWork] = []  # if they may have different numbers of drafts
         self._flight: dict[int, Launched | Rest] = {}
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows = {fresh: Counter[tuple[int, int]]() for fresh in (True, False)}
         """Drafts and accepted ones, not learned from yet."""
-        self._rested: list[StepResult] = []  # nor from these
         self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
-        self._speed = 0.0  # and tokens a second that it promises
+        self._speed = 0.0  # and tokens a second that it promises,
+        self._settled_with: dict[int, int] = {}  # and what it was when there last were so many rows, by band
         self._accounts: dict[int, dict[int, float]] = {}  # seconds, by band of rows and depth
+        self._quiet = Quiet()
         self._looked_at = 0  # of settled 0, the depth that shows whether drafts are worth it,
         self._awaited = 0  # and the step that will show it
         self._rests = 0  # steps of the last rest
@@ -137,6 +141,7 @@ class CostDepth(Depth):
         if not self._held or not self._goes_on(plan):
             return False
         self._same += 1
+        self._alike += 1
         self._holds -= 1
         self._flight[plan.step], self._plan, self._chosen = rest, None, True
         if rest.steps >= TIMED and not rest.depth:
@@ -145,15 +150,33 @@ class CostDepth(Depth):
 
     def _wake(self, step: int) -> None:
         """step: the first that was planned since"""
-        rest, slept, rows = self._resting, step - 1 - self._awake, self._load.rows
+        rest, slept = self._resting, step - 1 - self._awake
         assert rest is not None
+        rows = rest.load.rows
         self._learn_rest()
         self._awake = 0
         self._same += slept
+        self._alike += slept
         self._earned += slept * self._beliefs[0].seconds
         self._load = rest.load = Load(rows, rest.load.context + slept * rows)
 
     # --- deciding ---
+
+    def expect(self, rows: int, *, joining: int) -> None:
+        """What holds was decided for more or fewer, and those who run no longer say nothing of these. Once: they may
+        have to wait."""
+        before = self._load.rows
+        if not before or band(rows) == band(before) or rows == self._announced:
+            return
+        self._announced = rows
+        self._learn()
+        if joining == rows:
+            self._survival.admit(1.0)
+        self._load = Load(rows, self._load.context * rows // before)
+        self._same = self._alike = self._sleeps = self._holds = self._awaited = 0
+        self._rows, self._shares = [], {}  # nothing is known of theirs
+        self._choose()
+        self._chosen = True
 
     def decide(self) -> int:
         if self._sleeps:
@@ -181,7 +204,7 @@ class CostDepth(Depth):
         if not self._learned:
             self._learn_windows()
         self._learned = False
-        deal = self._deal() if self._ragged else None
+        deal = self._deal() if self._rows else None
         self._expected = deal.expected if deal else self._survival.expected()
         before, self._decided_rows = self._settled, self._load.rows
         rates = self._settle()
@@ -190,11 +213,13 @@ class CostDepth(Depth):
             self._holds = Trial(self.depth, False).steps - 1
         elif self.depth != before:  # the last windows of the one before are still to come
             self._rests = 0
-        elif (trial := self._due(rates)) is not None:
+        elif self._alike >= SAME and (trial := self._due(rates)) is not None:
             self.depth, self.reason, self._tried = trial.depth, "probe", trial
             self._holds = trial.steps - 1
+        elif self.depth:
+            self._holds = self._rest()
         else:
-            self._holds = self._rest() if self.depth else min(REST_WITHOUT_DRAFTS, self._until_look(rates))
+            self._holds = min(REST_WITHOUT_DRAFTS, self._until_look(rates)) if self._alike >= SAME else SAME
         if deal:
             looks = self.reason == "probe" and self._tried.looks
             self._shares = deal.few(self.depth) if looks else deal.shares(self.depth)
@@ -223,10 +248,14 @@ class CostDepth(Depth):
 
     def _settle(self) -> dict[int, float]:
         """On the best. What each promises."""
+        here = band(self._load.rows)
+        if self._alike < SAME:  # what was in use was best for others
+            self._settled = self._settled_with.get(here, self._settled)
         self._beliefs = self._believed()
         rates = self._promises(self._beliefs)
         self._pay(rates)
         self._settled, self.reason = self._best(rates)
+        self._settled_with[here] = self._settled
         self._speed = rates[self._settled]
         self._looked_at = 0 if self._settled or self.reason == "explore" else self._best_look()
         return rates
@@ -234,13 +263,19 @@ class CostDepth(Depth):
     def _pay(self, rates: dict[int, float]) -> None:
         measuring = (MEASURING if self._looked_at else LOOKING + MEASURING) / len(self._depths)
         accounts, settled = self._accounts_of(self._load.rows), self._settled
+        if (usual := self._beliefs.get(settled)) and usual.seconds:
+            self._quiet.count(band(self._load.rows), self._earned / usual.seconds, drafts=settled > 0)
         for account in (settled, LOOKED) if settled else (settled,):
             accounts[account] = max(0.0, accounts[account])  # it was worth what it owes
         for depth in rates.keys() - {settled}:
             self._pay_into(depth, measuring * self._worth_measuring(depth, rates))
         if self._looked_at:
-            self._pay_into(LOOKED, LOOKING)
+            self._pay_into(LOOKED, LOOKING * self._vigilance)
         self._earned = 0.0
+
+    @property
+    def _vigilance(self) -> float:
+        return self._quiet.vigilance(band(self._load.rows))
 
     def _pay_into(self, account: int, part: float) -> None:
         accounts = self._accounts_of(self._load.rows)
@@ -249,9 +284,12 @@ class CostDepth(Depth):
 
     def _worth_measuring(self, depth: int, rates: dict[int, float]) -> float:
         """So many times the part that is due to each."""
-        if self._beliefs[depth].steps < OFTEN and not self._looked_at:
+        seen = self._beliefs[depth].steps
+        if seen < OFTEN and not self._looked_at:
             return NEW
-        return max(FAR, min(1.0, rates[depth] / self._speed) ** 4) if self._speed else 1.0
+        promises = max(FAR, min(1.0, rates[depth] / self._speed) ** 4) if self._speed else 1.0
+        part = rarer(seen, MEASURED)
+        return promises * (min(part, self._vigilance) if self._looked_at and seen >= OFTEN else part)
 
     def _accounts_of(self, rows: int) -> dict[int, float]:
         return self._accounts.setdefault(band(rows), defaultdict(float))
@@ -260,6 +298,8 @@ class CostDepth(Depth):
         """If nothing is known of it, one with fewer drafts of which nothing is known comes first: it bounds what
         more cost, and may show that they need not be tried."""
         now, beliefs, hopes = self._settled, self._beliefs, self._hopes()
+        if self._alike < SAME:  # what is unknown would be so still when that many rows are gone
+            rates = {d: r for d, r in rates.items() if beliefs[d].known or beliefs[d].foreseen} or rates
         at_best = rates | {depth: rates[depth] / hope for depth, hope in hopes.items()}
         best = max(at_best, key=at_best.__getitem__)
         begins = not now and beliefs[best].sure and self._survival.settled
@@ -276,7 +316,7 @@ class CostDepth(Depth):
     def _hopes(self) -> dict[int, float]:
         """Of those that were seen a few times only, or with more or fewer rows: how much of the time that this
         suggests they may take at best. While the number of rows changes, it is not the moment to find out."""
-        if self._same < SAME:
+        if self._alike < SAME:
             return {}
         just = self.depth if self.reason == "explore" else None  # the steps that tell are still to come
         return {
@@ -334,7 +374,7 @@ class CostDepth(Depth):
         has, step = self._accounts_of(self._load.rows)[LOOKED], self._beliefs[0].seconds
         debt = -OWED * step - has
         missing = debt / SPARED if debt > 0 else self._loses(Trial(self._looked_at, True), rates) - has
-        return max(0, math.ceil(missing / (LOOKING * step)) - 1)
+        return max(0, math.ceil(missing / (LOOKING * self._vigilance * step)) - 1)
 
     def _deal(self) -> Deal:
         rates = self._survival.rates()
@@ -356,9 +396,11 @@ class CostDepth(Depth):
     def _learn_plan(self, plan: StepPlan) -> None:
         if self._held and self._resting and self._goes_on(plan):
             self._same += 1
+            self._alike += 1
             self._flight[plan.step] = self._resting
             return
         if plan.starts and plan.work:
+            self._announced = 0
             self._learn_windows()
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         before, longest = self._verified, self._longest
@@ -397,6 +439,7 @@ class CostDepth(Depth):
         rows = len(choosing)
         if rows:
             self._same = self._same + 1 if rows == self._load.rows else 0
+            self._alike = self._alike + 1 if band(rows) == band(self._load.rows) else 0
             self._load = Load(rows, sum([at for _, at in choosing]))
         if rows and self._ragged:
             self._rows = [work for work, _ in choosing]
@@ -466,8 +509,7 @@ class CostDepth(Depth):
         self._steps_rested += 1
         if self._unexpected**2 > (UNEXPECTED * rest.depth / 2) ** 2 * rows * self._steps_rested:
             self._holds = self._rests = 0
-        if rows < MANY or not result.step % ONE_OF:
-            self._rested.append(result)
+        self._windows[False].update(_windows(result))
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
@@ -489,9 +531,6 @@ class CostDepth(Depth):
             self._accounts_of(load.rows)[trial.account] -= took - saves
 
     def _learn_windows(self) -> None:
-        for result in self._rested:
-            self._windows[False].update(_windows(result))
-        self._rested.clear()
         for fresh, windows in self._windows.items():
             if windows:
                 self._survival.learn(windows, fresh=fresh)
@@ -500,9 +539,8 @@ class CostDepth(Depth):
 
 def _windows(result: StepResult) -> Counter[tuple[int, int]]:
     """How many rows had so many drafts, if any, and as many that were accepted."""
-    drafts = [window.drafts for _, _, _, window in result.work]
-    found = Counter(zip(drafts, map(len, result.tokens), strict=True))
-    return Counter({(made, tokens - 1): rows for (made, tokens), rows in found.items() if made})
+    rows = zip(result.work, result.tokens, strict=True)
+    return Counter([(work.window.drafts, len(tokens) - 1) for work, tokens in rows if work.window.drafts])
 
 
 def _told(rate: float, known: bool) -> str:

@@ -18,6 +18,9 @@ class Depth:
         self.steps = defaultdict[int, Counter[str]](Counter)
         """Planned so far, by depth and reason."""
 
+    def expect(self, rows: int, *, joining: int) -> None:
+        """Some may join in the step that is planned next; then there are so many rows."""
+
     def decide(self) -> int:
         """For the step that is planned now: the most drafts that any row gets."""
         return self.depth

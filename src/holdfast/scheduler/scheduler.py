@@ -155,6 +155,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, which the caller must launch; None if nothing can run until a step is collected."""
+        if joining := min(len(self._waiting), self._cache.spare_rows):
+            self._depth.expect(len(self._running) + joining, joining=joining)
         plan = PlanBuilder(
             self.counters.steps + 1,
             self._limits.max_num_batched_tokens,

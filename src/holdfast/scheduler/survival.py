@@ -15,7 +15,7 @@ LIKENESS = 16.0
 LONG, SHORT = 1024, 16
 """Drafts that are remembered; or those of a few steps, if that is more."""
 STEPS = 8
-SURPRISE = 4.0
+SURPRISE = 4.5
 """Standard deviations by which the last few must differ from the many to mean that the text has changed. They are
 those of drafts that know nothing of each other; drafts of a text do, and differ more."""
 SETTLED = 128
