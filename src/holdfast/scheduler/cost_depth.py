@@ -13,7 +13,7 @@ from .depth import Depth
 from .launched import LOOKED, WARM, Launched, Load, Rest, Trial
 from .quiet import Quiet, rarer
 from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
-from .survival import Survival
+from .survival import SOONER, TOKENS, Survival
 
 MARGIN, BEGIN = 1.01, 1.03
 """Another depth must promise so many times as much; and drafts, where none are made and the text is what it was for
@@ -26,6 +26,8 @@ OWED, SPARED = 0.5, 0.25
 more than their windows do, because drafters have to catch up or the device waits for the host, there are fewer."""
 MEASURED = 64
 """Steps of a depth, after which it is measured less, the oftener it was seen."""
+LONGEST = 20
+"""Steps by which trials are longer, at most, where device and host are one."""
 AFTER = 3
 """Steps after a trial, which may take longer for it."""
 DISTURBED = 4.0
@@ -65,7 +67,8 @@ class CostDepth(Depth):
         self._config, self._ragged = config, ragged
         self._depths = config.all_depths
         self._most = max(self._depths)
-        self._costs, self._survival = StepCosts(), Survival(self._most)
+        self._costs = StepCosts(shared=ragged)
+        self._survival = Survival(self._most, foretold=SOONER if ragged else TOKENS)
         self._chances = Chances()
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows,
@@ -76,7 +79,8 @@ class CostDepth(Depth):
         self._shares: dict[Row, int] = {}
         self._expected = self._survival.expected()
         self._windows = {fresh: Counter[tuple[int, int]]() for fresh in (True, False)}
-        """Drafts and accepted ones, not learned from yet."""
+        """Drafts and accepted ones, not learned from yet,"""
+        self._gathered = 0  # of steps that were to have so many
         self._learned = False  # in the step before
         self._settled = initial  # the best that is known,
         self._speed = 0.0  # and tokens a second that it promises,
@@ -98,7 +102,7 @@ class CostDepth(Depth):
         self._tried, self._after = Trial(initial, False), 0  # the last, and further steps that are its
         self._without = 0  # steps without drafts, one after the other
         self._verified: int | None = None  # in the step before,
-        self._longest = 0  # and the most of a row
+        self._longest = self._asked = 0  # and the most of a row, and what the step before was asked for
         self._compared = False  # its windows were
         self._plan: StepPlan | None = None  # not thought over yet,
         self._results: list[tuple[Launched, StepResult]] = []  # nor are these
@@ -210,7 +214,7 @@ class CostDepth(Depth):
         rates = self._settle()
         self.depth, self._holds = self._settled, 0
         if self.reason == "explore":
-            self._holds = Trial(self.depth, False).steps - 1
+            self._holds = self._measuring(self.depth).steps - 1
         elif self.depth != before:  # the last windows of the one before are still to come
             self._rests = 0
         elif self._alike >= SAME and (trial := self._due(rates)) is not None:
@@ -332,7 +336,7 @@ class CostDepth(Depth):
         due, beliefs, accounts = None, self._beliefs, self._accounts_of(self._load.rows)
         others = [depth for depth in rates if depth != self._settled]
         seen = [depth for depth in others if beliefs[depth].known or beliefs[depth].foreseen]
-        trials = [Trial(depth, False) for depth in seen or others[:1]]
+        trials = [self._measuring(depth) for depth in seen or others[:1]]
         if self._looked_at:
             trials.append(Trial(self._looked_at, True))
         for trial in trials:
@@ -341,6 +345,11 @@ class CostDepth(Depth):
                 due = trial
             accounts[trial.account] = min(loses, accounts[trial.account])
         return due
+
+    def _measuring(self, depth: int) -> Trial:
+        """Where times differ much it takes longer; with few rows longest, because it begins where windows of another
+        depth have failed, and that must not count for much."""
+        return Trial(depth, False, max(2, LONGEST // self._load.rows) if self._ragged else 0)
 
     def _loses(self, trial: Trial, rates: dict[int, float]) -> float:
         """Seconds, as is believed."""
@@ -405,8 +414,11 @@ class CostDepth(Depth):
             self._survival.admit(min(1.0, len(plan.starts) / len(plan.work)))
         before, longest = self._verified, self._longest
         verified = self._observe(plan)
+        whole = verified == self._longest
         # what a step takes depends on the drafts that were made for it; where graphs are launched, the next one's too
-        steady = verified is not None and (verified == self.depth or (self._ragged and verified > 0))
+        steady = verified is not None and (
+            (whole and verified == self.depth) or (self._ragged and verified > 0)
+        )
         steady = steady and (verified != 0 or self._without >= WARM)
         self._without = self._without + 1 if verified == 0 else 0
         steady = steady and self._same > 0  # the first with other rows has more to prepare
@@ -418,9 +430,10 @@ class CostDepth(Depth):
             self._after = max(0, self._after - 1)
         fresh = self._longest > 0 and not longest
         again = self._compared and verified == before
-        self._compared = trial is not None and bool(verified) and (again or (fresh and not trial.looks))
-        self._verified = verified
-        launched = Launched(self._load, verified, steady, trial, follows, fresh, self._compared)
+        compared = trial is not None and bool(verified) and (again or (fresh and not trial.looks))
+        self._compared, self._verified, self._asked = compared and whole, verified, plan.propose
+        turned = self._ragged and not fresh and verified != before
+        launched = Launched(self._load, verified, steady, trial, follows, fresh, self._compared, turned)
         self._flight[plan.step] = launched
         self._resting = None
         if verified is not None and steady and self.reason == "best" and trial is None and not self._ragged:
@@ -449,7 +462,9 @@ class CostDepth(Depth):
             return None
         if self._ragged and sum(drafts) < (longest - 0.25) * rows:
             return None  # dealt out unevenly
-        return longest if longest in self._depths else None
+        if 0 < longest < self._asked:  # an answer ends: it takes and brings what so many do there
+            return self._asked
+        return longest if longest == self._asked else None
 
     def _learn_result(self, launched: Launched, result: StepResult) -> None:
         if result.step >= self._awaited:
@@ -465,11 +480,11 @@ class CostDepth(Depth):
         windows = _windows(result)
         if not windows:
             return
-        if launched.verified is None:
+        if launched.verified is None or launched.turned:
             self._learn_windows()
             self._survival.learn(windows, fresh=launched.fresh, alike=False)
         else:
-            self._windows[launched.fresh].update(windows)
+            self._gather(windows, launched.verified, fresh=launched.fresh)
         if launched.compared and launched.verified:
             brought = sum(map(len, result.tokens))
             self._survival.compare(launched.verified, len(result.work), brought, fresh=launched.fresh)
@@ -509,7 +524,7 @@ class CostDepth(Depth):
         self._steps_rested += 1
         if self._unexpected**2 > (UNEXPECTED * rest.depth / 2) ** 2 * rows * self._steps_rested:
             self._holds = self._rests = 0
-        self._windows[False].update(_windows(result))
+        self._gather(_windows(result), rest.depth, fresh=False)
 
     def _settle_accounts(self, launched: Launched, result: StepResult) -> None:
         load, seconds = launched.load, result.seconds
@@ -530,10 +545,16 @@ class CostDepth(Depth):
                 saves = brings / self._speed
             self._accounts_of(load.rows)[trial.account] -= took - saves
 
+    def _gather(self, windows: Counter[tuple[int, int]], drafts: int, *, fresh: bool) -> None:
+        if drafts != self._gathered:
+            self._learn_windows()
+            self._gathered = drafts
+        self._windows[fresh].update(windows)
+
     def _learn_windows(self) -> None:
         for fresh, windows in self._windows.items():
             if windows:
-                self._survival.learn(windows, fresh=fresh)
+                self._survival.learn(windows, fresh=fresh, asked=self._gathered)
                 windows.clear()
 
 

@@ -30,6 +30,8 @@ class Trial(NamedTuple):
     looks: bool
     """Whether drafts have become worth their while: there were none. Otherwise it measures what they take, and what
     several windows in a row bring."""
+    longer: int = 0
+    """Steps by which it is."""
 
     @property
     def account(self) -> int:
@@ -40,7 +42,7 @@ class Trial(NamedTuple):
     def steps(self) -> int:
         if self.looks:
             return LOOK
-        return MEASURE if self.depth else MEASURE + WARM
+        return MEASURE + self.longer + WARM * (not self.depth)
 
 
 class Launched(NamedTuple):
@@ -57,6 +59,8 @@ class Launched(NamedTuple):
     """There were no drafts in the step before;"""
     compared: bool = False
     """and it is one of several in a row, whatever the first brought."""
+    turned: bool = False
+    """Those before it had another number, so it begins where such windows end."""
 
 
 @dataclass

@@ -41,6 +41,11 @@ CONTEXT_DOUBT = 1e6
 """Tokens squared by which contexts must have differed before their length is taken to cost anything,"""
 DEVIATIONS = 3.0
 """and by so many standard deviations more than nothing."""
+PACE = 32
+"""Where device and host are one, steps by which it is known how fast the machine is now, of kinds of which there were
+so many;"""
+RELATIVE = 256
+"""and by which it is known how long a kind takes compared with others."""
 HOST_STEPS = 32
 """By which the host's pace is known."""
 CREEP = 1 / 256
@@ -74,7 +79,7 @@ class Cell:
     """Steps of a kind."""
 
     seconds: float = 0.0
-    """What the device takes, as is believed; 0: it always had to wait for the host,"""
+    """What the device takes, as is believed, at a pace of 1; 0: it always had to wait for the host,"""
     context: float = 0.0
     """with so many tokens that all rows know together."""
     host: float = 0.0
@@ -95,9 +100,13 @@ class StepCosts:
     the device takes is a constant of each kind of step, and so much for each token of context, whatever the kind.
     What the host takes is a constant too, times a pace that changes with whatever else it does, and that is the same
     for all kinds: the steps that are made tell it of those that are not.
+
+    shared  device and host are one machine, whose pace all kinds share: within seconds it changes by more than kinds
+            differ that are worth comparing. None is believed to be slow because the machine was when it was seen
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared, self._pace = shared, 1.0
         self._host = deque([1.0], HOST_STEPS)  # the host's pace in the last steps
         self._bands: dict[int, dict[int, Cell]] = {}
         self._here = 0  # the last band
@@ -134,7 +143,7 @@ class StepCosts:
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
             self._host.extend([min(host / cell.host, HICCUP)] * steps)
-        if not starved or seconds < cell.seconds:
+        if not starved or seconds < self._pace * cell.seconds:
             self._learn_device(cell, context, seconds, steps)
         cell.last = self._steps
 
@@ -143,25 +152,28 @@ class StepCosts:
         cell.seen += steps
         if first:
             seconds = min(self._device(cell, context), seconds) if cell.seconds else seconds
-            cell.seconds, cell.context = seconds, context
+            cell.seconds, cell.context = seconds / self._pace, context
         else:
             self._average(cell, context, seconds, steps)
 
     def _average(self, cell: Cell, context: int, seconds: float, steps: int) -> None:
-        if self._steps - cell.last > PAUSE:
-            cell.weight = min(cell.weight, RECALLED)
-        before = cell.seconds
+        before = self._pace * cell.seconds
         self._learn_context(cell, context, seconds, steps)
-        cell.weight = min(REMEMBERED, cell.weight + steps)
+        if self._steps - cell.last > PAUSE and not self._shared:
+            cell.weight = min(cell.weight, RECALLED)
+        cell.weight = min(RELATIVE if self._shared else REMEMBERED, cell.weight + steps)
         part = min(1.0, steps / cell.weight)
-        if cell.weight <= FEW:
+        if cell.weight <= FEW and not self._shared:
             part = min(1.0, part * (SHORTER if seconds < before else LONGER))
-        cell.seconds += part * (min(seconds, INTERRUPTED * before) - before)
+        longer = min(seconds / before, INTERRUPTED) - 1
+        cell.seconds *= 1 + part * longer
         cell.context += part * (context - cell.context)
+        if self._shared and cell.weight >= PACE:
+            self._pace *= 1 + longer / PACE
 
     def _learn_context(self, cell: Cell, context: int, seconds: float, count: int) -> None:
         """From how it differs from others of its kind."""
-        if seconds > OUTLIER * cell.seconds:
+        if seconds > OUTLIER * self._pace * cell.seconds:
             return
         steps, where, took = cell.others
         further, longer, part = context - where, seconds - took, count / (steps + count)
@@ -229,7 +241,7 @@ class StepCosts:
         return times
 
     def _device(self, cell: Cell, context: int) -> float:
-        seconds = cell.seconds
+        seconds = self._pace * cell.seconds
         return max(seconds / 2, seconds + self.per_token * (context - cell.context))
 
 

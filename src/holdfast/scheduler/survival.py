@@ -28,8 +28,9 @@ ALL = 8192
 """Drafts of all requests there were that are remembered;"""
 WINDOWS = 32768
 """and windows of a depth,"""
-TOKENS = 2048.0
-"""of which this many tokens are believed to be as foretold, before there were any."""
+TOKENS, SOONER = 2048.0, 512.0
+"""of which this many tokens are believed to be as foretold, before there were any; fewer where steps take long, for
+there are few of them."""
 ALIKE = 200
 """Windows in a row that are believed to bring the same, before there were any."""
 
@@ -87,6 +88,7 @@ class Place:
 class Brought:
     """Tokens of windows with so many drafts, and how many had been expected."""
 
+    foretold: float = TOKENS
     tokens: float = 0.0
     expected: float = 0.0
 
@@ -97,7 +99,7 @@ class Brought:
 
     @property
     def ratio(self) -> float:
-        return (self.tokens + TOKENS) / (self.expected + TOKENS)
+        return (self.tokens + self.foretold) / (self.expected + self.foretold)
 
 
 @dataclass
@@ -148,7 +150,8 @@ class Survival:
     The requests that run are not all requests: a change in their texts is believed at once, and is gone with them.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, *, foretold: float = TOKENS) -> None:
+        self._foretold = foretold
         self._places, self._all = ([Place() for _ in range(places)] for _ in range(2))
         for first in (self._places[0], self._all[0]):
             first.reached, first.kept = 2.0, 2 * PRIOR
@@ -156,11 +159,19 @@ class Survival:
         self._series: dict[int, Series] = {}
         self._plain: list[float] = []  # what is plainly expected, once somebody asked
 
-    def learn(self, windows: Counter[tuple[int, int]], *, fresh: bool = False, alike: bool = True) -> None:
+    def learn(
+        self,
+        windows: Counter[tuple[int, int]],
+        *,
+        fresh: bool = False,
+        alike: bool = True,
+        asked: int = 0,
+    ) -> None:
         """By (drafts, accepted), rows of steps that had drafts. A draft that was planned, but that the drafter did
         not make, was not accepted.
 
         alike  the rows had as many, whatever was known of them; so they tell how many tokens so many drafts bring
+        asked  those with fewer were to have so many, but their answers end: it is what so many bring there
         """
         reached, kept = [0] * len(self._places), [0] * len(self._places)
         by_depth: dict[int, tuple[int, int]] = {}
@@ -169,8 +180,9 @@ class Survival:
                 kept[number] += count
             for number in range(min(drafts, accepted + 1)):
                 reached[number] += count
-            others, tokens = by_depth.get(drafts, (0, 0))
-            by_depth[drafts] = others + count, tokens + count * (1 + accepted)
+            made = max(drafts, asked)
+            others, tokens = by_depth.get(made, (0, 0))
+            by_depth[made] = others + count, tokens + count * (1 + accepted)
         self._plain, surprised = [], False
         for number, place in enumerate(self._places):
             if reached[number]:
@@ -183,7 +195,7 @@ class Survival:
         expected = self._plainly_expected()
         for drafts, (count, tokens) in by_depth.items():
             here = self._shifted(expected[drafts], drafts, fresh=fresh)
-            self._brought.setdefault(drafts, Brought()).learn(count, tokens, here)
+            self._brought.setdefault(drafts, Brought(self._foretold)).learn(count, tokens, here)
 
     def compare(self, drafts: int, windows: int, tokens: int, *, fresh: bool) -> None:
         """Of windows that were made in a row, whatever the first of them brought."""

@@ -1,0 +1,180 @@
+"""The cost policy where device and host are one: steps cost by their tokens, take long, and no two take the same."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+
+import pytest
+
+from holdfast.adaptive import AdaptiveConfig, Band
+from holdfast.ids import Row
+from holdfast.plan import Window
+from holdfast.scheduler.cost_depth import LONGEST, CostDepth
+from holdfast.scheduler.depth import Depth
+from holdfast.scheduler.launched import MEASURE, WARM, Load, Trial
+from holdfast.scheduler.step_costs import PACE, StepCosts
+from holdfast.scheduler.survival import SOONER, TOKENS, Survival
+
+from .loop import Loop
+from .replay import DEPTHS, SharedClock, run
+
+
+def policy_of(*depths: int, ragged: bool = True) -> CostDepth:
+    return CostDepth(AdaptiveConfig(bands=(Band(1, depths),)), depths[-1], ragged=ragged)
+
+
+# --- the pace ---
+
+
+def seen(costs: StepCosts, kinds: dict[int, float], steps: int = 64) -> None:
+    for depth, seconds in kinds.items():
+        for _ in range(steps):
+            costs.learn(8, depth, 100, seconds)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_machine_that_is_slow_is_slow_for_all_kinds(*, shared: bool) -> None:
+    costs = StepCosts(shared=shared)
+    seen(costs, {3: 0.030, 5: 0.040}, steps=300)
+    seen(costs, {3: 1.3 * 0.030}, steps=300)
+    now = 1.3 if shared else 1.0
+    assert costs.seconds(8, 3, 100) == pytest.approx(0.039, rel=0.01)
+    assert costs.seconds(8, 5, 100) == pytest.approx(now * 0.040, rel=0.05)
+
+
+def test_a_kind_that_was_seen_while_it_was_slow_is_not_put_down_for_it() -> None:
+    costs = StepCosts(shared=True)
+    seen(costs, {7: 0.045})
+    seen(costs, {7: 1.3 * 0.045}, steps=200)
+    seen(costs, {5: 1.3 * 0.040}, steps=12)
+    seen(costs, {7: 0.045}, steps=300)
+    assert costs.seconds(8, 5, 100) / costs.seconds(8, 7, 100) == pytest.approx(40 / 45, rel=0.04)
+
+
+def test_what_is_hardly_known_says_nothing_of_the_pace() -> None:
+    """The first steps of a kind are long, perhaps because something is prepared."""
+    costs = StepCosts(shared=True)
+    seen(costs, {7: 0.045})
+    costs.learn(8, 5, 100, 0.040)
+    seen(costs, {5: 0.055}, steps=PACE - 2)
+    assert costs.seconds(8, 7, 100) == pytest.approx(0.045)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_few_steps_of_a_kind_are_chance(seed: int) -> None:
+    costs, chance = StepCosts(shared=True), random.Random(seed)
+    for round_ in range(40):
+        for depth, seconds in ((3, 0.030), (5, 0.040)):
+            for _ in range(PACE if depth == 3 else 6):
+                costs.learn(8, depth, 100, seconds * chance.lognormvariate(0, 0.12))
+        if round_ > 20:
+            ratio = costs.seconds(8, 5, 100) / costs.seconds(8, 3, 100)
+            assert ratio == pytest.approx(4 / 3, rel=0.06), round_
+
+
+# --- the end of an answer ---
+
+
+class Ends(Loop):
+    """A row whose windows are cut short every few steps, though as many drafts as ever were made for them."""
+
+    def run(self, steps: int) -> list[int]:
+        made = []
+        for _ in range(steps):
+            if self.step % 5 == 0 and self.windows[Row(1)].drafts > 1:
+                self.windows = {Row(1): Window(1)}
+            made += super().run(1)
+        return made
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+def test_a_window_that_an_answer_s_end_cut_short_is_not_one_of_a_smaller_depth(*, ragged: bool) -> None:
+    """It begins where a longer one failed, and all the drafts were made."""
+    policy = policy_of(0, 1, 7, ragged=ragged)
+    loop = Ends(policy, rows=1)
+    loop.right = {Row(1): 7}
+    loop.seconds = lambda tokens: 0.010 + 0.001 * policy._asked  # type: ignore[method-assign]
+    loop.run(600)
+    assert policy._settled == 7
+    cells, brought = policy._costs._bands[1], policy._survival._brought
+    assert cells[1].steps < 40 and cells[7].steps > 200
+    assert brought[1].tokens < 80, "those of trials"
+    whole = 0.8 * 8 + 0.2 * 2
+    assert policy._survival.expected()[7] == pytest.approx(whole, rel=0.08)
+
+
+def test_it_tells_what_so_many_drafts_bring_there() -> None:
+    survival = Survival(7)
+    for _ in range(600):
+        survival.learn(Counter({(7, 7): 3, (1, 1): 1}), asked=7)
+    assert survival.expected()[7] == pytest.approx((3 * 8 + 2) / 4, rel=0.05)
+    assert survival._brought.keys() == {7}
+
+
+# --- trials ---
+
+
+@pytest.mark.parametrize(("rows", "longer"), [(1, LONGEST), (4, LONGEST // 4), (8, 2), (64, 2)])
+def test_trials_are_longer_where_times_differ_much(rows: int, longer: int) -> None:
+    for ragged in (True, False):
+        policy = policy_of(0, 3, ragged=ragged)
+        policy._load = Load(rows, 100 * rows)
+        steps = MEASURE + longer * ragged
+        assert [policy._measuring(depth).steps for depth in (3, 0)] == [steps, steps + WARM]
+    assert Trial(3, True).steps == 1
+
+
+def test_few_windows_tell_more_where_there_are_few() -> None:
+    told = []
+    for ragged, tokens in ((True, SOONER), (False, TOKENS)):
+        policy = policy_of(0, 3, ragged=ragged)
+        policy._survival.learn(Counter({(3, 3): 4, (3, 0): 12}))
+        assert policy._survival._brought[3].foretold == tokens
+        told.append(policy._survival._brought[3].ratio)
+    assert abs(told[0] - 1) > abs(told[1] - 1) > 0
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+def test_the_first_window_after_others_begins_where_those_end(*, ragged: bool) -> None:
+    """So it does not tell what such windows bring when they follow one another."""
+    policy = policy_of(0, 1, 3, ragged=ragged)
+    loop = Loop(policy, rows=1)
+    loop.right = {Row(1): 3}
+    loop.seconds = {1: 0.010, 2: 0.020, 4: 0.038}.__getitem__  # type: ignore[method-assign]
+    loop.run(400)
+    assert policy._settled == 3
+    learned = list[tuple[int, bool]]()
+    learn = policy._survival.learn
+
+    def watched(windows: Counter[tuple[int, int]], *, alike: bool = True, **rest: int) -> None:
+        learned.extend([(drafts, alike) for drafts, _ in windows.elements()])
+        learn(windows, alike=alike, **rest)  # type: ignore[arg-type]
+
+    policy._survival.learn = watched  # type: ignore[method-assign, assignment]
+    loop.run(2000)
+    ones = Counter(alike for drafts, alike in learned if drafts == 1)
+    assert ones[True] >= 3
+    assert ones[False] == (ones[True] // (MEASURE + LONGEST - 1) if ragged else 0)
+
+
+# --- all of it ---
+
+
+def of_the_best(batch: int, seed: int) -> float:
+    """Times are those that steps take on average: whether the machine was fast is not the policy's merit."""
+    clock, texts = SharedClock(batch, random.Random(seed)), max(4, 3 * batch)
+    best = max(run(Depth(depth), clock, 0, texts)[0] for depth in DEPTHS)
+    policy = CostDepth(AdaptiveConfig.of({"candidate_steps": DEPTHS}), 3, ragged=True)  # type: ignore[arg-type]
+    found, step = list[float](), 0
+    for _ in range(20):
+        speed, step = run(policy, clock, step, texts)
+        found.append(speed)
+    return statistics.mean(found[10:]) / best
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nearly_as_fast_as_the_best_fixed_depth(batch: int) -> None:
+    found = [of_the_best(batch, seed) for seed in range(5)]
+    assert statistics.median(found) > 0.98 and min(found) > 0.95, found
