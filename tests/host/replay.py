@@ -123,7 +123,7 @@ class SharedClock:
     starved: bool = False
     answer: int = 96
     last: float = 0.0
-    """Seconds that a step like the last takes on average."""
+    """Seconds that a step like the last takes on average, at this moment."""
     _pace: float = 0.0
     _proposed: int = 0
 
@@ -135,10 +135,11 @@ class SharedClock:
         none, some, draft, verify = (
             one + (many - one) * (rows - 1) / 7 for one, many in zip(*MILLISECONDS.values(), strict=True)
         )
-        self.last = 1e-3 * (some + draft * made + verify * verified if made else none)
-        stays = math.exp(-self.last / 10)
-        self._pace = stays * self._pace + math.sqrt(1 - stays**2) * self.chance.gauss(0, 0.06)
-        return self.last * math.exp(self._pace * (1 if made else 0.5) + self.chance.gauss(0, 0.1))
+        seconds = 1e-3 * (some + draft * made + verify * verified if made else none)
+        stays = math.exp(-seconds / 20)
+        self._pace = stays * self._pace + math.sqrt(1 - stays**2) * self.chance.gauss(0, 0.08)
+        self.last = seconds * math.exp(self._pace * (1 if made else 0.5))
+        return self.last * math.exp(self.chance.gauss(0, 0.1))
 
 
 MILLISECONDS = {1: (8.7, 11.6, 1.2, 0.45), 8: (12.8, 17.5, 2.2, 1.85)}

@@ -148,7 +148,7 @@ def few(small: LLM) -> list[RequestOutput]:
     return outputs
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+@pytest.mark.parametrize("drafter", ["ngram", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_some_with_drafts(drafter: str, few: list[RequestOutput]) -> None:
     llm = DRAFTERS[drafter]()
     drafted = ask(llm, FEW)
@@ -165,9 +165,9 @@ def all_of_them(small: LLM) -> list[RequestOutput]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "step"), [("ngram", 1), ("mtp", 3), ("blind", 8)])
+@pytest.mark.parametrize(("drafter", "step"), [("ngram", 3), ("mtp", 3), ("blind", 8)])
 def test_all_with_drafts(drafter: str, step: int, all_of_them: list[RequestOutput]) -> None:
-    """With drafters that take longer, a part."""
+    """A part: with drafts each takes longer."""
     names = list(SCHEMAS)[::step]
     llm = DRAFTERS[drafter]()
     drafted = ask(llm, names)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
-from .deal import Chances, Deal
+from .deal import Chances, Deal, Runs
 from .depth import Depth
 from .launched import LOOKED, WARM, Launched, Load, Rest, Trial
 from .quiet import Quiet, rarer
@@ -69,7 +69,7 @@ class CostDepth(Depth):
         self._most = max(self._depths)
         self._costs = StepCosts(shared=ragged)
         self._survival = Survival(self._most, foretold=SOONER if ragged else TOKENS)
-        self._chances = Chances()
+        self._chances, self._runs = Chances(), Runs()
         self._load = Load(0, 0)
         self._same = 0  # steps with as many rows,
         self._alike = 0  # or about as many
@@ -496,6 +496,14 @@ class CostDepth(Depth):
             for work, tokens in zip(result.work, result.tokens, strict=True):
                 if work.window.drafts:
                     self._chances.learn(work, len(tokens) - 1)
+                    if verified := launched.verified:
+                        self._learn_run(self._runs.ended(work, len(tokens), verified), verified)
+
+    def _learn_run(self, tokens: int, drafts: int) -> None:
+        """What shorter windows would have brought. Long ones say too little of it: each that fails begins anew where
+        the text is hard, and so most of them do."""
+        if tokens:
+            self._survival.learn_run(tokens, drafts, [depth for depth in self._depths if 0 < depth < drafts])
 
     def _learn_rest(self) -> None:
         rest = self._resting

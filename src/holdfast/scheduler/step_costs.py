@@ -46,6 +46,8 @@ PACE = 32
 so many;"""
 RELATIVE = 256
 """and by which it is known how long a kind takes compared with others."""
+FIXED = 0.6
+"""Of what a step without drafts takes there, so much, of every step, is the same at any pace."""
 HOST_STEPS = 32
 """By which the host's pace is known."""
 CREEP = 1 / 256
@@ -91,6 +93,8 @@ class Cell:
     """Steps that what is believed counts as."""
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
+    fixed: float = 0.0
+    """Seconds of it that are the same at any pace."""
     others: tuple[int, float, float] = (0, 0.0, 0.0)
     """How many there were of late, their context and what they took, on average: to compare others with."""
 
@@ -143,7 +147,9 @@ class StepCosts:
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
             self._host.extend([min(host / cell.host, HICCUP)] * steps)
-        if not starved or seconds < self._pace * cell.seconds:
+        if self._shared and cells.get(0):
+            cell.fixed = min(FIXED * cells[0].seconds, FIXED * cell.seconds)
+        if not starved or seconds < self._now(cell):
             self._learn_device(cell, context, seconds, steps)
         cell.last = self._steps
 
@@ -152,12 +158,13 @@ class StepCosts:
         cell.seen += steps
         if first:
             seconds = min(self._device(cell, context), seconds) if cell.seconds else seconds
-            cell.seconds, cell.context = seconds / self._pace, context
+            fixed = min(cell.fixed, FIXED * seconds)
+            cell.seconds, cell.context = fixed + (seconds - fixed) / self._pace, context
         else:
             self._average(cell, context, seconds, steps)
 
     def _average(self, cell: Cell, context: int, seconds: float, steps: int) -> None:
-        before = self._pace * cell.seconds
+        before = self._now(cell)
         self._learn_context(cell, context, seconds, steps)
         if self._steps - cell.last > PAUSE and not self._shared:
             cell.weight = min(cell.weight, RECALLED)
@@ -169,11 +176,11 @@ class StepCosts:
         cell.seconds *= 1 + part * longer
         cell.context += part * (context - cell.context)
         if self._shared and cell.weight >= PACE:
-            self._pace *= 1 + longer / PACE
+            self._pace += longer / PACE * before / (cell.seconds - cell.fixed)
 
     def _learn_context(self, cell: Cell, context: int, seconds: float, count: int) -> None:
         """From how it differs from others of its kind."""
-        if seconds > OUTLIER * self._pace * cell.seconds:
+        if seconds > OUTLIER * self._now(cell):
             return
         steps, where, took = cell.others
         further, longer, part = context - where, seconds - took, count / (steps + count)
@@ -241,8 +248,12 @@ class StepCosts:
         return times
 
     def _device(self, cell: Cell, context: int) -> float:
-        seconds = self._pace * cell.seconds
+        seconds = self._now(cell)
         return max(seconds / 2, seconds + self.per_token * (context - cell.context))
+
+    def _now(self, cell: Cell) -> float:
+        """At the machine's pace, with the context it had."""
+        return cell.fixed + self._pace * (cell.seconds - cell.fixed)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -31,6 +32,8 @@ WINDOWS = 32768
 TOKENS, SOONER = 2048.0, 512.0
 """of which this many tokens are believed to be as foretold, before there were any; fewer where steps take long, for
 there are few of them."""
+RUNS, FEW_RUNS = 256, 32
+"""Runs of accepted drafts that are remembered; and so many, before they say as much as places do."""
 ALIKE = 200
 """Windows in a row that are believed to bring the same, before there were any."""
 
@@ -157,6 +160,8 @@ class Survival:
             first.reached, first.kept = 2.0, 2 * PRIOR
         self._brought: dict[int, Brought] = {}
         self._series: dict[int, Series] = {}
+        self._runs_of, self._runs = 0, 0.0  # drafts, and how many runs of such windows are remembered
+        self._needed: dict[int, float] = {}  # windows for them, by drafts
         self._plain: list[float] = []  # what is plainly expected, once somebody asked
 
     def learn(
@@ -197,6 +202,16 @@ class Survival:
             here = self._shifted(expected[drafts], drafts, fresh=fresh)
             self._brought.setdefault(drafts, Brought(self._foretold)).learn(count, tokens, here)
 
+    def learn_run(self, tokens: int, drafts: int, shorter: Iterable[int]) -> None:
+        """So many came in windows of these drafts, until one was not as drafted: windows of fewer would have brought
+        them too, each as many as it can."""
+        if drafts != self._runs_of:
+            self._runs_of, self._runs, self._needed = drafts, 0.0, {}
+        keep = 1 - 1 / RUNS
+        self._runs = self._runs * keep + 1
+        for depth in (drafts, *shorter):
+            self._needed[depth] = self._needed.get(depth, 0.0) * keep - (-tokens // (1 + depth))
+
     def compare(self, drafts: int, windows: int, tokens: int, *, fresh: bool) -> None:
         """Of windows that were made in a row, whatever the first of them brought."""
         series, kept = self._series.setdefault(drafts, Series()), tokens - windows
@@ -226,6 +241,11 @@ class Survival:
         tokens = self._plainly_expected().copy()
         for drafts, brought in self._brought.items():
             tokens[drafts] = brought.ratio * self._shifted(tokens[drafts], drafts, fresh=False)
+        sure, most = self._runs / (self._runs + FEW_RUNS), self._runs_of
+        for drafts, windows in self._needed.items():
+            if drafts < most:
+                told = tokens[most] * self._needed[most] / windows
+                tokens[drafts] += sure * (min(max(1.0, told), 1.0 + drafts) - tokens[drafts])
         return tokens
 
     def _shifted(self, tokens: float, drafts: int, *, fresh: bool) -> float:
