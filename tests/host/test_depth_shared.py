@@ -12,9 +12,9 @@ from holdfast.adaptive import AdaptiveConfig, Band
 from holdfast.ids import Row
 from holdfast.plan import RowWork, StepPlan, Window
 from holdfast.scheduler.cost_depth import LONGEST, CostDepth
-from holdfast.scheduler.deal import Runs
 from holdfast.scheduler.depth import Depth
 from holdfast.scheduler.launched import MEASURE, WARM, Launched, Load, Trial
+from holdfast.scheduler.runs import Runs
 from holdfast.scheduler.step_costs import PACE, StepCosts
 from holdfast.scheduler.survival import SOONER, TOKENS, Survival
 
@@ -52,6 +52,35 @@ def test_a_kind_that_was_seen_while_it_was_slow_is_not_put_down_for_it() -> None
     seen(costs, {5: 1.3 * 0.040}, steps=12)
     seen(costs, {7: 0.045}, steps=300)
     assert costs.seconds(8, 5, 100) / costs.seconds(8, 7, 100) == pytest.approx(40 / 45, rel=0.04)
+
+
+def many_times_as_slow(times: float) -> list[float]:
+    """What is believed then of steps with 0, 1, 3, 5 and 7 drafts: three were seen, and five, for the first time."""
+    costs = StepCosts(shared=True)
+    seen(costs, {0: 0.010, 1: 0.020, 3: 0.030, 7: 0.050}, steps=300)
+    seen(costs, {3: times * 0.030}, steps=1000)
+    seen(costs, {5: times * 0.040}, steps=7)
+    return [costs.seconds(8, depth, 100) for depth in (0, 1, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("times", [0.3, 4.0])
+def test_a_machine_that_is_several_times_as_fast_or_slow_turns_nothing_round(times: float) -> None:
+    believed = many_times_as_slow(times)
+    assert believed == sorted(believed)
+
+
+@pytest.mark.parametrize("times", [0.02, 0.3, 4.0, 50.0])
+def test_what_is_seen_is_believed_however_fast_or_slow_it_is(times: float) -> None:
+    """And whatever was not seen takes some time."""
+    believed = many_times_as_slow(times)
+    assert believed[2:4] == [pytest.approx(times * seconds, rel=0.03) for seconds in (0.030, 0.040)]
+    assert min(believed) > 0
+
+
+def test_steps_that_took_no_time_are_no_harm() -> None:
+    costs = StepCosts(shared=True)
+    seen(costs, {0: 0.0, 3: 0.0}, steps=40)
+    assert costs.seconds(8, 3, 100) == 0.0
 
 
 def test_what_is_hardly_known_says_nothing_of_the_pace() -> None:

@@ -123,7 +123,7 @@ def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm2-biased", "qwen3_5-odd", "qwen3_5-wide"])
+@pytest.mark.parametrize("name", MODELS)
 def test_exact_mode_gives_the_same_bits_in_every_variant(oracle_of: OracleOf, name: str) -> None:
     oracle = oracle_of(name)
     whole = serve(oracle.directory, MIXED, exact=True)

@@ -89,7 +89,7 @@ def test_exact_mode_gives_the_same_bits(oracle_of: OracleOf) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouped", "odd"])
+@pytest.mark.parametrize("name", ["grouped", "biased", "odd"])
 def test_exact_mode_gives_the_same_bits_in_every_variant(oracle_of: OracleOf, name: str) -> None:
     oracle = oracle_of(name)
     whole = serve(oracle.directory, MIXED, exact=True)

@@ -8,10 +8,11 @@ from collections import Counter, defaultdict
 from ..adaptive import AdaptiveConfig
 from ..ids import Row
 from ..plan import RowWork, StepPlan, StepResult
-from .deal import Chances, Deal, Runs
+from .deal import Chances, Deal
 from .depth import Depth
 from .launched import LOOKED, WARM, Launched, Load, Rest, Trial
 from .quiet import Quiet, rarer
+from .runs import Runs
 from .step_costs import FORESEEN, INTERRUPTED, SEEN, Belief, StepCosts, band
 from .survival import SOONER, TOKENS, Survival
 
@@ -26,8 +27,8 @@ OWED, SPARED = 0.5, 0.25
 more than their windows do, because drafters have to catch up or the device waits for the host, there are fewer."""
 MEASURED = 64
 """Steps of a depth, after which it is measured less, the oftener it was seen."""
-LONGEST = 20
-"""Steps by which trials are longer, at most, where device and host are one."""
+LONGER, LONGEST = 2, 20
+"""Steps by which trials are longer where device and host are one: with many rows, and with one."""
 AFTER = 3
 """Steps after a trial, which may take longer for it."""
 DISTURBED = 4.0
@@ -349,7 +350,7 @@ class CostDepth(Depth):
     def _measuring(self, depth: int) -> Trial:
         """Where times differ much it takes longer; with few rows longest, because it begins where windows of another
         depth have failed, and that must not count for much."""
-        return Trial(depth, False, max(2, LONGEST // self._load.rows) if self._ragged else 0)
+        return Trial(depth, False, max(LONGER, LONGEST // self._load.rows) if self._ragged else 0)
 
     def _loses(self, trial: Trial, rates: dict[int, float]) -> float:
         """Seconds, as is believed."""

@@ -47,7 +47,7 @@ so many;"""
 RELATIVE = 256
 """and by which it is known how long a kind takes compared with others."""
 FIXED = 0.6
-"""Of what a step without drafts takes there, so much, of every step, is the same at any pace."""
+"""Of what a step without drafts takes there, so much, of every step, hardly changes with the pace."""
 HOST_STEPS = 32
 """By which the host's pace is known."""
 CREEP = 1 / 256
@@ -93,8 +93,8 @@ class Cell:
     """Steps that what is believed counts as."""
     last: int = 0
     """Of all steps that were learned from, the last of this kind."""
-    fixed: float = 0.0
-    """Seconds of it that are the same at any pace."""
+    felt: float = 1.0
+    """Of a small change of the machine's pace."""
     others: tuple[int, float, float] = (0, 0.0, 0.0)
     """How many there were of late, their context and what they took, on average: to compare others with."""
 
@@ -147,10 +147,11 @@ class StepCosts:
         if host:
             cell.host = min(host, cell.host + CREEP * (host - cell.host)) if cell.host else host
             self._host.extend([min(host / cell.host, HICCUP)] * steps)
-        if self._shared and cells.get(0):
-            cell.fixed = min(FIXED * cells[0].seconds, FIXED * cell.seconds)
         if not starved or seconds < self._now(cell):
             self._learn_device(cell, context, seconds, steps)
+        if self._shared and 0 in cells and cell.seconds:
+            now, cell.felt = self._now(cell), 1 - FIXED * min(1.0, cells[0].seconds / cell.seconds)
+            cell.seconds = now / self._pace**cell.felt
         cell.last = self._steps
 
     def _learn_device(self, cell: Cell, context: int, seconds: float, steps: int) -> None:
@@ -158,8 +159,7 @@ class StepCosts:
         cell.seen += steps
         if first:
             seconds = min(self._device(cell, context), seconds) if cell.seconds else seconds
-            fixed = min(cell.fixed, FIXED * seconds)
-            cell.seconds, cell.context = fixed + (seconds - fixed) / self._pace, context
+            cell.seconds, cell.context = seconds / self._pace**cell.felt, context
         else:
             self._average(cell, context, seconds, steps)
 
@@ -172,11 +172,11 @@ class StepCosts:
         part = min(1.0, steps / cell.weight)
         if cell.weight <= FEW and not self._shared:
             part = min(1.0, part * (SHORTER if seconds < before else LONGER))
-        longer = min(seconds / before, INTERRUPTED) - 1
+        longer = min(seconds / before, INTERRUPTED) - 1 if before else 0.0
         cell.seconds *= 1 + part * longer
         cell.context += part * (context - cell.context)
         if self._shared and cell.weight >= PACE:
-            self._pace += longer / PACE * before / (cell.seconds - cell.fixed)
+            self._pace *= (1 + longer / PACE) ** (1 / cell.felt)
 
     def _learn_context(self, cell: Cell, context: int, seconds: float, count: int) -> None:
         """From how it differs from others of its kind."""
@@ -253,7 +253,7 @@ class StepCosts:
 
     def _now(self, cell: Cell) -> float:
         """At the machine's pace, with the context it had."""
-        return cell.fixed + self._pace * (cell.seconds - cell.fixed)
+        return cell.seconds * self._pace**cell.felt if self._shared else cell.seconds
 
 
 @functools.cache
